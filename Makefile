@@ -1,0 +1,68 @@
+# Targets for people and CI. Tools are pinned, one Go module each, under
+# hack/tools; `go tool` builds them into the Go build cache, keyed by go.sum.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+BIN       := bin
+PROGRAMS  := kvc router sidecar emulator
+TOOLS     := hack/tools
+FUZZTIME  ?= 20s
+BENCHTIME ?= 1s
+GO        ?= go
+LINT      := $(GO) tool -modfile=$(TOOLS)/golangci-lint/go.mod golangci-lint
+CTRLGEN   := $(GO) tool -modfile=$(TOOLS)/controller-gen/go.mod controller-gen
+
+.PHONY: help
+help: ## List the targets.
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the programs into bin/.
+	@mkdir -p $(BIN)
+	$(GO) build -trimpath -o $(BIN)/ $(PROGRAMS:%=./cmd/%)
+
+.PHONY: demo
+demo: build ## Run the main job: a 1P3D pool on this machine serves agent sessions.
+	$(BIN)/kvc demo $(DEMO_FLAGS)
+
+.PHONY: test
+test: ## Run every test with the race detector.
+	$(GO) test -race -timeout 20m $(TEST_FLAGS) ./...
+
+.PHONY: deflake
+deflake: ## Run the tests of PKG (default: all) ten times.
+	$(GO) test -race -timeout 60m -count=10 $(or $(PKG),./...)
+
+.PHONY: lint
+lint: ## Check style, complexity and the dependency rule.
+	$(LINT) run ./...
+	$(GO) test ./test/arch
+
+.PHONY: generate
+generate: ## Regenerate deepcopy code.
+	$(CTRLGEN) object:headerFile=hack/boilerplate.go.txt paths=./api/...
+
+.PHONY: manifests
+manifests: generate ## Regenerate everything that is made from the API types.
+
+.PHONY: verify
+verify: ## Fail when generated files, formatting or go.mod are out of date.
+	./hack/verify.sh
+
+.PHONY: fuzz
+fuzz: ## Run every fuzzer for FUZZTIME (default 20s) each.
+	./hack/fuzz.sh $(FUZZTIME)
+
+.PHONY: bench
+bench: ## Run the benchmarks.
+	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
+
+.PHONY: independent
+independent: build ## Drive the emulator and router with SGLang's own router and the OpenAI client (needs Python and PyPI).
+	./hack/independent.sh
+
+.PHONY: clean
+clean: ## Remove what build made.
+	rm -rf $(BIN)
