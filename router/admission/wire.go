@@ -1,5 +1,3 @@
-// Package admission is the Admit question on the wire (wire.md §1–3): header
-// names, types, client, handler.
 package admission
 
 // Headers of wire.md §0–1.
@@ -114,6 +112,14 @@ type SidecarStatus struct {
 	Totals             WorkerTotals `json:"totals"`
 	SoftDeadlineMS     int64        `json:"soft_deadline_ms"`
 	HardDeadlineMS     int64        `json:"hard_deadline_ms"`
+}
+
+// State is the body of PUT /kvc/v1/state (wire.md §6). Deadlines are Unix ms, 0
+// = none.
+type State struct {
+	State          string `json:"state"` // Active | Draining
+	SoftDeadlineMS int64  `json:"soft_deadline_ms"`
+	HardDeadlineMS int64  `json:"hard_deadline_ms"`
 }
 
 // EngineStatus is what the sidecar knows of its engine.
