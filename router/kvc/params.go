@@ -228,8 +228,8 @@ const (
 	TurnsUnordered TurnsRule = "Unordered"
 	TurnsInOrder   TurnsRule = "InOrder" // one running turn per session
 
-	ForksIgnored ForksRule = "Ignored"
-	ForksAreKids ForksRule = "Children" // a child session of the same lineage
+	ForksIgnored     ForksRule = "Ignored"
+	ForksAreChildren ForksRule = "Children" // a child session of the same lineage
 
 	IncarnationsKept    IncarnationsRule = "Kept"    // the text is silent: belief outlives the worker
 	IncarnationsCleared IncarnationsRule = "Cleared" // with the worker, at once
@@ -332,7 +332,7 @@ func Corrected() Params {
 		Legs:    LegsTogether,
 
 		Turns:        TurnsInOrder,
-		Forks:        ForksAreKids,
+		Forks:        ForksAreChildren,
 		Incarnations: IncarnationsCleared,
 		IdleLock:     IdleLockRunning,
 		AppendBy:     AppendByWorker,

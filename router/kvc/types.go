@@ -87,6 +87,7 @@ const (
 	ReasonSessionless           Reason = "sessionless"
 	ReasonRetry                 Reason = "retry" // a leg failed before the first byte
 	ReasonNoWorker              Reason = "no-worker"
+	ReasonNoPrefill             Reason = "no-prefill-worker" // the profile needs a P leg and there is no P
 )
 
 // CountsAsReject reports whether a refusal with this reason raises rejects[s,d]
