@@ -14,7 +14,7 @@ type turn struct {
 	q       Question
 	plan    plan
 	verdict Verdict
-	phase   phase
+	stage   stage
 	mode    Mode
 	leaseID string
 	held    *node // locked path; nil when none
@@ -23,12 +23,12 @@ type turn struct {
 	slot    int // in Ledger.due
 }
 
-type phase uint8
+type stage uint8
 
 const (
-	answered phase = iota // refused or finished; remembered until due
+	answered stage = iota // refused or finished; remembered until due
 	leased                // admitted, not yet presented; due is the lease's end
-	running               // no deadline
+	inEngine              // no deadline
 )
 
 func (t *turn) before(o *turn) bool { return t.due.Before(o.due) }
@@ -216,7 +216,7 @@ func (l *Ledger) retryAfter(short int) time.Duration {
 // grant reserves what the verdict promises (Q11): the tokens, and the resident
 // prefix it counts on.
 func (l *Ledger) grant(t *turn) {
-	t.phase = leased
+	t.stage = leased
 	t.mode = t.verdict.Mode
 	t.leaseID = leaseID(t.q.Attempt)
 	t.q.Blocks = append(t.q.Blocks[:0:0], t.q.Blocks...) // the caller reuses its buffer
@@ -248,7 +248,7 @@ func (l *Ledger) ungrant(t *turn) {
 // remember keeps the answer to an attempt for the time in which it may be asked
 // again: LeaseTTL, or less where the answer itself says when to ask again.
 func (l *Ledger) remember(t *turn, atMost time.Duration) {
-	t.phase = answered
+	t.stage = answered
 	keep := l.cfg.Params.LeaseTTL
 	if atMost > 0 {
 		keep = min(keep, atMost)

@@ -174,9 +174,9 @@ func (l *Ledger) BeginUnadmitted(q Question, mode Mode, now time.Time) {
 	var refusal Verdict
 	switch t := l.turns[q.Attempt]; {
 	case t == nil:
-	case t.phase == leased:
+	case t.stage == leased:
 		l.ungrant(t)
-	case t.phase == running || t.mode != ModeNone:
+	case t.stage == inEngine || t.mode != ModeNone:
 		return
 	default: // refused before
 		l.due.remove(t)
@@ -191,7 +191,7 @@ func (l *Ledger) BeginUnadmitted(q Question, mode Mode, now time.Time) {
 // start locks the turn's path and allocates what it adds, as far as K_d allows
 // (the engine makes the rest of an unadmitted turn wait by itself).
 func (l *Ledger) start(t *turn) {
-	t.phase = running
+	t.stage = inEngine
 	t.held = t.plan.held
 	l.lockPath(t.held)
 	l.touch(t.held)
@@ -233,7 +233,7 @@ func (l *Ledger) Estimate(q Question) Expectation {
 // cost when it began; ok is false for any other attempt.
 func (l *Ledger) Expected(attempt string) (e Expectation, ok bool) {
 	t := l.turns[attempt]
-	if t == nil || t.phase == answered {
+	if t == nil || t.stage == answered {
 		return Expectation{}, false
 	}
 	return t.plan.expect(t.mode), true
@@ -260,10 +260,10 @@ func (l *Ledger) End(attempt string, u Usage, o Outcome, now time.Time) {
 	l.advance(now)
 	defer l.flush()
 	t := l.turns[attempt]
-	if t == nil || t.phase == answered {
+	if t == nil || t.stage == answered {
 		return
 	}
-	if t.phase == leased {
+	if t.stage == leased {
 		l.ungrant(t)
 		delete(l.turns, attempt)
 		return
@@ -316,7 +316,7 @@ func (l *Ledger) Clear(now time.Time) {
 	old := l.turns
 	l.reset()
 	for attempt, t := range old {
-		if t.phase == running {
+		if t.stage == inEngine {
 			t.held, t.plan.base, t.plan.held = nil, l.root, l.root
 			l.turns[attempt] = t
 			l.used += t.tokens
@@ -357,7 +357,7 @@ func (l *Ledger) advance(now time.Time) {
 	}
 	for len(l.due) > 0 && !l.due[0].due.After(l.now) {
 		t := l.due[0]
-		if t.phase == leased {
+		if t.stage == leased {
 			l.ungrant(t)
 		} else {
 			l.due.remove(t)

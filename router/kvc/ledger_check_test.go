@@ -18,8 +18,8 @@ func check(l *Ledger) error {
 		if t.held != nil {
 			locks[t.held]++
 		}
-		if (t.phase == running) != (t.slot == 0) {
-			return fmt.Errorf("attempt %s: phase %d but place %d in the deadline heap", t.q.Attempt, t.phase, t.slot)
+		if (t.stage == inEngine) != (t.slot == 0) {
+			return fmt.Errorf("attempt %s: phase %d but place %d in the deadline heap", t.q.Attempt, t.stage, t.slot)
 		}
 	}
 	for _, s := range l.sessions {
@@ -105,10 +105,10 @@ func checkSums(l *Ledger, nodes []*node, c counts) error {
 		}
 	}
 	for _, t := range l.turns {
-		switch t.phase {
+		switch t.stage {
 		case leased:
 			reserved += t.tokens
-		case running:
+		case inEngine:
 			used, locked = used+t.tokens, locked+t.tokens
 			active++
 		}
