@@ -17,6 +17,7 @@ const (
 // Route is the API surface a body belongs to.
 type Route string
 
+// The surfaces whose bodies Of reads (wire.md §2 route).
 const (
 	Chat        Route = "chat"
 	Completions Route = "completions"
@@ -29,4 +30,15 @@ type Chain struct {
 	Bytes  int    // canonical bytes, tail included; 0 when IDs > 0
 	IDs    int    // token ids, tail included, when the client sent ids
 	Turn   int    // assistant messages in the request: a stateless estimate of t(r)
+}
+
+// CommonPrefix is the number of equal leading blocks.
+func CommonPrefix(a, b []Hash) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
 }

@@ -63,6 +63,15 @@ func (it *Iter) KeyIs(name string) bool { return EqualKey(it.key, name) }
 // with EqualKey. It is empty in an array.
 func (it *Iter) Key() []byte { return it.key }
 
+// Name is the current member's name, unescaped; it allocates only when the name
+// holds an escape.
+func (it *Iter) Name() []byte {
+	if plain(it.key) {
+		return it.key
+	}
+	return appendUnescaped(nil, it.key)
+}
+
 // EqualKey compares a raw member name with a plain one.
 func EqualKey(raw []byte, name string) bool {
 	if string(raw) == name {

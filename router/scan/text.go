@@ -22,13 +22,13 @@ func appendUnescaped(dst, inner []byte) []byte {
 			return append(dst, inner...)
 		}
 		dst = append(dst, inner[:n]...)
-		dst, inner = appendEscape(dst, inner[n:])
+		dst, inner = AppendEscape(dst, inner[n:])
 	}
 }
 
-// appendEscape decodes the escape at the start of inner and returns what
-// follows it.
-func appendEscape(dst, inner []byte) (out, rest []byte) {
+// AppendEscape decodes the escape sequence at the start of inner, the validated
+// inside of a string, and returns what follows it. It adds at most 4 bytes.
+func AppendEscape(dst, inner []byte) (out, rest []byte) {
 	switch c := inner[1]; c {
 	case 'b':
 		dst = append(dst, '\b')
