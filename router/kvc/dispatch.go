@@ -393,6 +393,11 @@ func (d *Dispatch) Effects() []Effect {
 	return es
 }
 
+// Running is the Run that is out, if one is.
+func (d *Dispatch) Running() (s Step, ok bool) {
+	return d.step, d.phase == running || d.phase == streaming
+}
+
 // Attempts counts the Runs so far.
 func (d *Dispatch) Attempts() int { return d.attempts }
 
