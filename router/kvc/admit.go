@@ -76,30 +76,46 @@ func (l *Ledger) Admit(q Question, now time.Time) Verdict {
 // decide is the body of Algorithm 2.
 func (l *Ledger) decide(q *Question, p *plan) Verdict {
 	capOK, free := l.capOK(p)
-	large := p.append > l.cfg.Params.MaxAppendTokens
 	v := Verdict{ResidentTokens: p.resident, AppendTokens: p.missing, FreeTokens: max(free, 0)}
-	switch {
-	case p.known && large && l.cfg.Params.LargeAppend == LargeAppendReject:
-		v.Reason = ReasonRealLargeAppend
-	case p.known && !capOK:
-		v.Reason = ReasonNoCapacity
-	case p.known && large: // Q4: here, but through P
-		v.CanAdmit, v.Mode, v.Reason = true, Reseed, ReasonLargeAppend
-	case p.known && l.cfg.DirectPath == DeltaTransfer:
-		v.CanAdmit, v.Mode = true, Delta
-	case p.known:
-		v.CanAdmit, v.Mode = true, Direct
-	case !capOK:
-		v.Reason = ReasonNotResidentNoCapacity
-	case q.Turn == 0:
-		v.CanAdmit, v.Mode = true, Seed
-	default:
-		v.CanAdmit, v.Mode = true, Reseed
+	if p.known {
+		v.Mode, v.Reason = l.resident(p, capOK)
+	} else {
+		v.Mode, v.Reason = absent(q, capOK)
 	}
+	v.CanAdmit = v.Mode != ModeNone
 	if !v.CanAdmit && v.Reason != ReasonRealLargeAppend {
 		v.RetryAfter = l.retryAfter(-free)
 	}
 	return v
+}
+
+// resident is lines 3–9: s(r) ∈ M_d.
+func (l *Ledger) resident(p *plan, capOK bool) (Mode, Reason) {
+	large := p.append > l.cfg.Params.MaxAppendTokens
+	switch {
+	case large && l.cfg.Params.LargeAppend == LargeAppendReject:
+		return ModeNone, ReasonRealLargeAppend
+	case !capOK:
+		return ModeNone, ReasonNoCapacity
+	case large: // Q4: here, but through P
+		return Reseed, ReasonLargeAppend
+	case l.cfg.DirectPath == DeltaTransfer:
+		return Delta, ReasonNone
+	default:
+		return Direct, ReasonNone
+	}
+}
+
+// absent is lines 10–15: s(r) ∉ M_d.
+func absent(q *Question, capOK bool) (Mode, Reason) {
+	switch {
+	case !capOK:
+		return ModeNone, ReasonNotResidentNoCapacity
+	case q.Turn == 0:
+		return Seed, ReasonNone
+	default:
+		return Reseed, ReasonNone
+	}
 }
 
 // plan compares a question with what is resident.

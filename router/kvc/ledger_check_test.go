@@ -2,6 +2,7 @@ package kvc
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvc-dev/kvc/router/block"
 )
@@ -74,9 +75,9 @@ func allNodes(l *Ledger) []*node {
 		}
 		byDepth[d] = append(byDepth[d], n)
 	}
-	out := nodes[:0]
-	for i := len(byDepth) - 1; i >= 0; i-- {
-		out = append(out, byDepth[i]...)
+	var out []*node
+	for _, ns := range slices.Backward(byDepth) {
+		out = append(out, ns...)
 	}
 	return out
 }

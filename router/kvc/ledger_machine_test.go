@@ -2,6 +2,7 @@ package kvc
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,7 +26,6 @@ type machine struct {
 	asked   map[string]askedBefore
 	chains  map[SessionKey][]block.Hash // last prompt of each session
 	next    block.Hash
-	used    int // Paper: used after the last admission
 }
 
 type askedBefore struct {
@@ -75,7 +75,7 @@ func (m *machine) question(t *rapid.T) Question {
 	case "copy":
 		base = m.chains[SessionKey(rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "other"))]
 	}
-	chain := append(base[:len(base):len(base)], m.fresh(rapid.IntRange(0, 25).Draw(t, "more"))...)
+	chain := append(slices.Clip(base), m.fresh(rapid.IntRange(0, 25).Draw(t, "more"))...)
 	m.chains[s] = chain
 	m.n++
 	q := Question{
@@ -170,7 +170,8 @@ func (m *machine) unadmitted(t *rapid.T) {
 	fits := m.l.Fits(q, m.now)
 	m.l.BeginUnadmitted(q, Fallback, m.now)
 	tn := m.l.turns[q.Attempt]
-	if want := tn.plan.missing + tn.plan.reserve; fits && tn.tokens != want && tn.plan.input+tn.plan.reserve <= m.cfg.CapacityTokens {
+	want := tn.plan.missing + tn.plan.reserve
+	if fits && tn.tokens != want && tn.plan.input+tn.plan.reserve <= m.cfg.CapacityTokens {
 		t.Fatalf("Fits said yes, yet only %d of %d tokens were allocated", tn.tokens, want)
 	}
 	m.running = append(m.running, q.Attempt)
