@@ -11,10 +11,13 @@ import (
 // BenchmarkOf400KB hashes the prompt of a long agent session; the body is
 // scanned already.
 func BenchmarkOf400KB(b *testing.B) {
-	code := strings.Repeat(`\tif err := run(\"x\"); err != nil {\n\t\treturn fmt.Errorf(\"run: %w\", err)\n\t}\n`, 50)
+	agent := strings.Repeat(`The test in server_test.go, line 41, fails because the handler returns early:\n\n\tif err != nil { return }\n`, 40)
+	dense := strings.Repeat(`\tif err := run(\"x\"); err != nil {\n\t\treturn fmt.Errorf(\"run: %w\", err)\n\t}\n`, 50)
 	prose := strings.Repeat("The quick brown fox jumps over the lazy dog. ", 90)
 	chinese := strings.Repeat("快速的棕色狐狸跳过懒狗。", 110)
-	for name, text := range map[string]string{"prose": prose, "code": code, "chinese": chinese} {
+	for name, text := range map[string]string{
+		"prose": prose, "agent (3 % escapes)": agent, "dense (13 % escapes)": dense, "chinese": chinese,
+	} {
 		b.Run(name, func(b *testing.B) {
 			var s strings.Builder
 			s.WriteString(`{"messages":[{"role":"system","content":"x"}`)

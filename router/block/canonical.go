@@ -87,7 +87,7 @@ func (w *writer) chat(b *scan.Body) (Chain, error) {
 	}
 	turn := 0
 	for it := scan.Iterate(messages); it.Next(); {
-		if w.message(it.Value()) {
+		if w.message(&it) {
 			turn++
 		}
 	}
@@ -106,15 +106,17 @@ func (w *writer) chatIDs(messages, ids []byte) (Chain, error) {
 	return c, err
 }
 
-// message writes one message and reports whether the assistant said it.
-func (w *writer) message(raw []byte) (assistant bool) {
-	if raw[0] != '{' {
+// message writes the message at at and reports whether the assistant said it.
+func (w *writer) message(at *scan.Iter) (assistant bool) {
+	if at.First() != '{' {
 		w.field('M')
-		w.value(raw, 0)
+		w.value(at.Value(), 0)
 		return false
 	}
 	var role, name, answers, content, calls, call []byte
-	for it := scan.Iterate(raw); it.Next(); {
+	it := at.Enter()
+	defer at.Leave(&it)
+	for it.Next() {
 		switch v := it.Value(); string(it.Name()) {
 		case "role":
 			role = v
@@ -154,21 +156,22 @@ func (w *writer) content(raw []byte) {
 		w.str('T', raw)
 	case raw[0] == '[':
 		for it := scan.Iterate(raw); it.Next(); {
-			w.part(it.Value())
+			w.part(&it)
 		}
 	default:
 		w.value(raw, 1)
 	}
 }
 
-// part writes one content part of either API's shape.
-func (w *writer) part(raw []byte) {
-	if raw[0] != '{' {
-		w.content(raw)
+// part writes the content part at at, in either API's shape.
+func (w *writer) part(at *scan.Iter) {
+	if at.First() != '{' {
+		w.content(at.Value())
 		return
 	}
 	var kind, body []byte
-	for it := scan.Iterate(raw); it.Next(); {
+	it := at.Enter()
+	for it.Next() {
 		switch v := it.Value(); string(it.Name()) {
 		case "type":
 			kind = v
@@ -176,6 +179,8 @@ func (w *writer) part(raw []byte) {
 			body = v
 		}
 	}
+	at.Leave(&it)
+	raw := at.Value()
 	switch string(kind) {
 	case `"tool_use"`:
 		w.toolUse(raw)

@@ -3,6 +3,7 @@ package block
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 
 	"github.com/zeebo/xxh3"
 
@@ -82,31 +83,69 @@ func (w *writer) field(kind byte) {
 
 // text writes the inside of a JSON string, unescaped.
 func (w *writer) text(inner []byte) {
-	for {
-		n := bytes.IndexByte(inner, '\\')
-		if n < 0 {
-			w.clean(inner)
-			return
-		}
-		w.clean(inner[:n])
-		w.room(4)
-		w.buf, inner = scan.AppendEscape(w.buf, inner[n:])
+	for len(inner) > 0 {
+		w.room(Bytes)
+		n, used := unescape(w.buf[len(w.buf):cap(w.buf)], inner)
+		w.buf = w.buf[:len(w.buf)+n]
+		inner = inner[used:]
 	}
 }
 
-// clean writes bytes without escapes; the frame byte reads as U+FFFD.
-func (w *writer) clean(p []byte) {
-	for {
-		n := bytes.IndexByte(p, frame)
-		if n < 0 {
-			w.write(p)
-			return
+// unescape decodes as much of src as fits into dst (at least 16 bytes long) and
+// returns how many bytes it wrote and read. Copying and looking for the next
+// escape are one loop: source code has an escape every few bytes.
+func unescape(dst, src []byte) (n, used int) {
+	for n+8 <= len(dst) && used+8 <= len(src) {
+		x := binary.LittleEndian.Uint64(src[used:])
+		binary.LittleEndian.PutUint64(dst[n:], x)
+		m := special(x)
+		if m == 0 {
+			n, used = n+8, used+8
+			continue
 		}
-		w.write(p[:n])
-		w.room(3)
-		w.buf = append(w.buf, "\uFFFD"...)
-		p = p[n+1:]
+		skip := bits.TrailingZeros64(m) / 8
+		n, used = n+skip, used+skip
+		if n+4 > len(dst) {
+			return n, used
+		}
+		n, used = unescapeOne(dst, n, src, used)
 	}
+	for used < len(src) && n+4 <= len(dst) {
+		if c := src[used]; c != '\\' && c != frame {
+			dst[n] = c
+			n, used = n+1, used+1
+			continue
+		}
+		n, used = unescapeOne(dst, n, src, used)
+	}
+	return n, used
+}
+
+// special marks, in the high bit of a byte, the first byte of x that is a
+// backslash or the frame byte; marks above the first may be false.
+func special(x uint64) uint64 {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	slash, framed := x^('\\'*ones), ^x
+	return ((slash-ones)&^slash | (framed-ones)&^framed) & highs
+}
+
+// unescapeOne decodes the escape or the frame byte at src[used] to dst[n].
+func unescapeOne(dst []byte, n int, src []byte, used int) (int, int) {
+	if src[used] == frame {
+		return n + copy(dst[n:], "\uFFFD"), used + 1
+	}
+	switch c := src[used+1]; c {
+	case '"', '\\', '/':
+		dst[n] = c
+	case 'n':
+		dst[n] = '\n'
+	case 't':
+		dst[n] = '\t'
+	default:
+		out, rest := scan.AppendEscape(dst[:n], src[used:])
+		return len(out), len(src) - len(rest)
+	}
+	return n + 1, used + 2
 }
 
 // str writes a field whose payload is a raw JSON string. Anything else than a
@@ -170,20 +209,20 @@ func (w *writer) value(raw []byte, skip int) {
 // ids writes an array of token ids as little-endian u32; ok is false when
 // it holds anything else.
 func (w *writer) ids(raw []byte) (n int, ok bool) {
-	const maxID = 1<<32 - 1
+	const maxID, maxDigits = 1<<32 - 1, 10
 	for i := 1; ; {
-		for raw[i] == ' ' || raw[i] == ',' || raw[i] == '\n' || raw[i] == '\t' || raw[i] == '\r' {
+		for raw[i] <= ' ' || raw[i] == ',' {
 			i++
 		}
 		if raw[i] == ']' {
 			return n, true
 		}
 		start, id := i, uint64(0)
-		for raw[i]-'0' <= 9 && id <= maxID {
-			id = id*10 + uint64(raw[i]-'0')
+		for c := raw[i] - '0'; c <= 9; c = raw[i] - '0' {
+			id = id*10 + uint64(c)
 			i++
 		}
-		if i == start || id > maxID || raw[i] == '.' || raw[i]|0x20 == 'e' {
+		if c := raw[i]; i == start || i > start+maxDigits || id > maxID || c == '.' || c|0x20 == 'e' {
 			return n, false
 		}
 		w.room(4)

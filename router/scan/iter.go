@@ -1,6 +1,10 @@
 package scan
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+)
 
 // Iter walks the elements of one array or the members of one object without
 // allocating. The zero Iter is empty. Use:
@@ -30,12 +34,12 @@ func (it *Iter) Next() bool {
 	if it.b == nil {
 		return false
 	}
-	i := skipSpace(it.b, it.pos)
+	i := skipSpace(it.b, it.close())
 	if it.b[i] == ',' {
 		i = skipSpace(it.b, i+1)
 	}
 	if it.b[i] == ']' || it.b[i] == '}' {
-		*it = Iter{}
+		*it = Iter{pos: i + 1}
 		return false
 	}
 	if it.object {
@@ -44,16 +48,47 @@ func (it *Iter) Next() bool {
 		i = skipSpace(it.b, end)
 		i = skipSpace(it.b, i+1) // the colon
 	}
-	it.start, it.end = i, skipValue(it.b, i)
-	it.pos = it.end
+	it.start, it.end = i, 0
 	return true
 }
 
+// close is the offset after the current element, or after what opens the walk.
+// The end of an element is looked for only when somebody needs it.
+func (it *Iter) close() int {
+	if it.start == 0 {
+		return it.pos
+	}
+	if it.end == 0 {
+		it.end = skipValue(it.b, it.start)
+	}
+	return it.end
+}
+
 // Value is the raw current element, aliasing the iterated value.
-func (it *Iter) Value() []byte { return it.b[it.start:it.end:it.end] }
+func (it *Iter) Value() []byte {
+	end := it.close()
+	return it.b[it.start:end:end]
+}
+
+// First is the first byte of the current element, which tells its kind.
+func (it *Iter) First() byte { return it.b[it.start] }
 
 // Span is the current element as offsets into the iterated value.
-func (it *Iter) Span() (start, end int) { return it.start, it.end }
+func (it *Iter) Span() (start, end int) { return it.start, it.close() }
+
+// Enter walks the current element without looking for its end first, which
+// saves a pass over it. Walk it to its end, then hand the child to Leave.
+// First must be '[' or '{'.
+func (it *Iter) Enter() Iter {
+	return Iter{b: it.b[it.start:], pos: 1, object: it.b[it.start] == '{'}
+}
+
+// Leave takes the end of the current element from the child that walked it.
+func (it *Iter) Leave(child *Iter) {
+	if child.b == nil {
+		it.end = it.start + child.pos
+	}
+}
 
 // KeyIs reports whether the current member is named name; escapes in the key
 // do not hide it.
@@ -100,19 +135,41 @@ func Find(raw []byte, key string) (v Value, ok bool) {
 }
 
 // skipString returns the offset after the string whose opening quote is at i.
+// Two fast searches settle a string without escapes; the rest is walked.
 func skipString(b []byte, i int) int {
 	i++
-	for {
-		i += bytes.IndexByte(b[i:], '"')
-		slashes := 0
-		for b[i-1-slashes] == '\\' {
-			slashes++
+	end := i + bytes.IndexByte(b[i:], '"')
+	slash := bytes.IndexByte(b[i:end], '\\')
+	if slash < 0 {
+		return end + 1
+	}
+	return skipEscaped(b, i+slash)
+}
+
+// skipEscaped returns the offset after the string that i stands inside of, at
+// no escaped byte. It is skipPlain for text dense with escapes.
+func skipEscaped(b []byte, i int) int {
+	for i+8 <= len(b) {
+		w := binary.LittleEndian.Uint64(b[i:])
+		quote, slash := w^('"'*ones), w^('\\'*ones)
+		m := ((quote-ones)&^quote | (slash-ones)&^slash) & highs
+		if m == 0 {
+			i += 8
+			continue
+		}
+		i += bits.TrailingZeros64(m) / 8
+		if b[i] == '"' {
+			return i + 1
+		}
+		i += 2
+	}
+	for b[i] != '"' {
+		if b[i] == '\\' {
+			i++
 		}
 		i++
-		if slashes%2 == 0 {
-			return i
-		}
 	}
+	return i + 1
 }
 
 // skipValue returns the offset after the validated value at i.

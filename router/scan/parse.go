@@ -314,6 +314,12 @@ func special(w uint64) uint64 {
 // unescaped inside a string, or len(b). Prompts are nearly all plain bytes, so
 // this loop is what a scan costs.
 func skipPlain(b []byte, i int) int {
+	if i+8 <= len(b) { // text dense with escapes rarely gets further
+		if m := special(binary.LittleEndian.Uint64(b[i:])); m != 0 {
+			return i + bits.TrailingZeros64(m)/8
+		}
+		i += 8
+	}
 	for ; i+16 <= len(b); i += 16 {
 		lo := special(binary.LittleEndian.Uint64(b[i:]))
 		hi := special(binary.LittleEndian.Uint64(b[i+8:]))
