@@ -267,3 +267,12 @@ func (c *core) giveUpRoom(s *sequence) {
 		c.effects = append(c.effects, effect{effectAbortRoom, s})
 	}
 }
+
+// peerLost fails every unfinished room of a prefill worker that is gone.
+func (c *core) peerLost(of func(*sequence) bool, why string) {
+	for s := range c.seqs {
+		if (s.state == stateTransfer || s.state == statePrealloc) && !s.boot.fake() && of(s) {
+			c.transferLost(s, lostMessage(s, why))
+		}
+	}
+}

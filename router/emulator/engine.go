@@ -96,6 +96,6 @@ func (e *engine) turn() time.Duration {
 	return max(wait, 0)
 }
 
-func (e *engine) submit(s *sequence)              { e.do(func(c *core) { c.submit(s) }) }
-func (e *engine) abort(s *sequence, why finish)   { e.do(func(c *core) { c.abort(s, why) }) }
+func (e *engine) submit(s *sequence)               { e.do(func(c *core) { c.submit(s) }) }
+func (e *engine) abort(s *sequence, why finish)    { e.do(func(c *core) { c.abort(s, why) }) }
 func (e *engine) abortPrefix(rid string, all bool) { e.do(func(c *core) { c.abortPrefix(rid, all) }) }
