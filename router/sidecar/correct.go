@@ -1,0 +1,80 @@
+package sidecar
+
+import (
+	"time"
+
+	"github.com/kvc-dev/kvc/router/kvc"
+	"github.com/kvc-dev/kvc/router/sglang"
+)
+
+const (
+	// evidenceTokens is how much a turn must have been thought to find before
+	// its cached_tokens prove anything.
+	evidenceTokens = 1024
+	// strikes is how many turns or polls in a row must say that the cache is
+	// gone. One may be an eviction of that session alone, or a race.
+	strikes = 2
+)
+
+// correction holds what the polls hold against the ledger so far.
+type correction struct {
+	// countsCache is set once an idle engine was seen to count its cache in
+	// num_used_tokens. Stock SGLang does not (evictable tokens are free to it),
+	// so there a low count proves nothing.
+	countsCache bool
+	empty       int // idle polls in a row that saw far fewer tokens than the ledger
+}
+
+// correct compares an idle engine's load with the ledger: an emptied cache
+// (/flush_cache by somebody else) shows as far fewer tokens in use.
+func (s *Sidecar) correct(load *sglang.Load) {
+	g, _ := s.book.gauges()
+	used := g.Used
+	if !load.Idle() || used < evidenceTokens {
+		s.fix.empty = 0
+		return
+	}
+	switch {
+	case load.UsedTokens*2 >= used:
+		s.fix.countsCache, s.fix.empty = true, 0
+	case s.fix.countsCache && load.UsedTokens*4 < used:
+		if s.fix.empty++; s.fix.empty >= strikes {
+			s.fix.empty = 0
+			s.clear("loads")
+		}
+	}
+}
+
+// evidence reads a finished direct turn: when the engine found nothing of what
+// the ledger thought resident, not even the boilerplate that every session
+// shares, its cache was flushed. With a prefill leg cached_tokens are P's, and
+// without --enable-cache-report they are unknown; neither proves anything.
+func (s *Sidecar) evidence(t *turn, obs *sglang.Observed, o kvc.Outcome) (flushed bool) {
+	if o != kvc.OutcomeOK || !obs.HasUsage || !t.inc.info.CacheReport ||
+		t.handover() || t.expected.Resident < evidenceTokens {
+		return false
+	}
+	s.evidenceMu.Lock()
+	defer s.evidenceMu.Unlock()
+	if obs.Usage.CachedTokens > 0 {
+		s.missedTurns = 0
+		return false
+	}
+	s.missedTurns++
+	if s.missedTurns < strikes {
+		return false
+	}
+	s.missedTurns = 0
+	return true
+}
+
+// clear empties the ledger: the engine's cache is gone, whatever we believed.
+func (s *Sidecar) clear(cause string) {
+	s.cfg.Log.Warn("the engine's cache was emptied; forgetting what was resident", "evidence", cause)
+	s.metrics.clears.WithLabelValues(cause).Inc()
+	s.book.do(func(l *kvc.Ledger, now time.Time) {
+		if l != nil {
+			l.Clear(now)
+		}
+	})
+}

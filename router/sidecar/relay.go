@@ -1,0 +1,141 @@
+package sidecar
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvc-dev/kvc/router/sglang"
+)
+
+const (
+	relayBuffer    = 32 << 10
+	maxErrorBody   = 1 << 20  // an engine's own error passes up to here (wire.md §9)
+	maxObserved    = 16 << 20 // of a whole answer, kept to read its usage
+	writeDeadline  = 60 * time.Second
+	deadlineLapse  = 5 * time.Second // how often the write deadline is moved
+	eventStreamTyp = "text/event-stream"
+)
+
+var relayBuffers = sync.Pool{New: func() any { b := make([]byte, relayBuffer); return &b }}
+
+// errEngine marks an answer that the engine broke off.
+var errEngine = errors.New("engine broke off its answer")
+
+// relay passes an engine's answer on and reads its usage in passing.
+type relay struct {
+	obs  sglang.Observed
+	sse  sglang.Events
+	drop bool // remove the usage-only chunk that we asked for
+
+	tail []byte // drop: bytes of the event not yet complete
+	out  []byte // drop: what is left of a read that lost an event
+
+	onBytes  func() error     // called before each write; an error ends the relay
+	now      func() time.Time // for the write deadline
+	deadline time.Time
+}
+
+// stream relays server-sent events as they come, one flush a read. Without drop
+// every byte is written as it was read, wherever the reads were cut (R03, R04);
+// with drop, whole events are.
+func (rl *relay) stream(w http.ResponseWriter, body io.Reader) error {
+	err := rl.pump(w, body, rl.events)
+	if err == nil && len(rl.tail) > 0 {
+		_, err = w.Write(rl.tail)
+	}
+	return err
+}
+
+// whole relays any other answer and keeps a bounded copy to read usage from.
+func (rl *relay) whole(w http.ResponseWriter, body io.Reader) error {
+	var copied bytes.Buffer
+	err := rl.pump(w, body, func(p []byte) []byte {
+		if copied.Len() < maxObserved {
+			copied.Write(p)
+		}
+		return p
+	})
+	if err == nil {
+		sglang.ObserveBody(&rl.obs, copied.Bytes())
+	}
+	return err
+}
+
+// pump moves bytes through pass. A read error is reported as errEngine, a write
+// error as it is: who failed decides what the turn's outcome is.
+func (rl *relay) pump(w http.ResponseWriter, body io.Reader, pass func([]byte) []byte) error {
+	bp, _ := relayBuffers.Get().(*[]byte)
+	defer relayBuffers.Put(bp)
+	ctl := http.NewResponseController(w)
+	for {
+		n, rerr := body.Read(*bp)
+		if n > 0 {
+			if err := rl.onBytes(); err != nil {
+				return err
+			}
+			if err := rl.write(w, ctl, pass((*bp)[:n])); err != nil {
+				return err
+			}
+		}
+		if rerr == io.EOF {
+			return nil
+		}
+		if rerr != nil {
+			return errors.Join(errEngine, rerr)
+		}
+	}
+}
+
+// write writes and flushes. The deadline ends a peer that stopped reading.
+func (rl *relay) write(w http.ResponseWriter, ctl *http.ResponseController, p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	if now := rl.now(); now.After(rl.deadline) {
+		rl.deadline = now.Add(deadlineLapse)
+		_ = ctl.SetWriteDeadline(now.Add(writeDeadline)) // unsupported only by recorders in tests
+	}
+	if _, err := w.Write(p); err != nil {
+		return err
+	}
+	return ctl.Flush()
+}
+
+// events feeds the observer and returns what of p may be written now.
+func (rl *relay) events(p []byte) []byte {
+	if !rl.drop {
+		rl.sse.Feed(p, func(_, data []byte) { sglang.ObserveEvent(&rl.obs, data) })
+		return p
+	}
+	whole, dropped := 0, false
+	rl.out = rl.out[:0]
+	rl.sse.Feed(p, func(raw, data []byte) {
+		whole += len(raw)
+		if sglang.ObserveEvent(&rl.obs, data) {
+			dropped = true
+			return
+		}
+		rl.out = append(rl.out, raw...)
+	})
+	held := len(rl.tail)
+	rest := held + len(p) - whole // bytes after the last complete event
+	if held == 0 && !dropped {
+		rl.tail = append(rl.tail[:0], p[len(p)-rest:]...)
+		return p[:len(p)-rest]
+	}
+	if whole == 0 {
+		rl.tail = append(rl.tail, p...)
+	} else {
+		rl.tail = append(rl.tail[:0], p[len(p)-rest:]...)
+	}
+	return rl.out
+}
+
+func isEventStream(h http.Header) bool {
+	return strings.HasPrefix(h.Get("Content-Type"), eventStreamTyp)
+}
