@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"log/slog"
 	"sync"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 type book struct {
 	mu  sync.Mutex
 	now func() time.Time
-	log *slog.Logger
 	out *feed.Server
 
 	l      *kvc.Ledger // nil until the engine has been seen
@@ -39,9 +37,9 @@ type grant struct {
 	until   time.Time
 }
 
-func newBook(now func() time.Time, log *slog.Logger) *book {
+func newBook(now func() time.Time) *book {
 	return &book{
-		now: now, log: log,
+		now:   now,
 		turns: map[string]*turn{}, grants: map[string]grant{},
 		state: lifecycle{name: stateActive}, totals: totals{refusals: map[kvc.Reason]int64{}},
 		dirty: make(chan struct{}, 1), changed: make(chan struct{}),
@@ -74,9 +72,7 @@ func (b *book) publish() {
 			c.Turn.Mode = t.mode // the route's own, see adapt
 		}
 	}
-	if _, err := b.out.Publish(changes...); err != nil {
-		b.log.Error("publish ledger changes", "error", err)
-	}
+	b.out.Publish(changes...)
 	poke(b.dirty)
 }
 

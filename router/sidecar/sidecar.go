@@ -59,7 +59,7 @@ func New(cfg Config) (*Sidecar, error) {
 		suspected: make(chan struct{}, 1),
 		ctx:       context.Background(),
 	}
-	s.book = newBook(cfg.Now, cfg.Log)
+	s.book = newBook(cfg.Now)
 	s.feed = s.newFeed()
 	s.book.out = s.feed
 	s.load.Store(&sglang.Load{})

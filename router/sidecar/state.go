@@ -51,9 +51,7 @@ func (b *book) setState(s lifecycle) {
 		return
 	}
 	b.state = s
-	if _, err := b.out.PublishState(s.name, s.soft, s.hard); err != nil {
-		b.log.Error("publish state", "error", err)
-	}
+	b.out.PublishState(s.name, s.soft, s.hard)
 }
 
 // drain begins draining, keeping deadlines that were set before.
