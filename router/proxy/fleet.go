@@ -1,0 +1,209 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/kvc-dev/kvc/router/block"
+	"github.com/kvc-dev/kvc/router/feed"
+	"github.com/kvc-dev/kvc/router/fleet"
+	"github.com/kvc-dev/kvc/router/kvc"
+	"github.com/kvc-dev/kvc/router/state"
+)
+
+// Apply takes a fleet. A worker that left is forgotten with everything believed
+// of it; its turns under way go on until its connections end. A new id under an
+// old name is a new worker (R99).
+func (p *Proxy) Apply(f *fleet.File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old := *p.workers.Load()
+	next := make(map[kvc.WorkerID]*worker, len(f.Workers))
+	var set []state.Worker
+	var started []*worker
+	for _, fw := range f.Workers {
+		w := old[fw.ID]
+		if w == nil || !sameWorker(w.Worker, fw) {
+			w = p.newWorker(fw)
+			started = append(started, w)
+		}
+		next[fw.ID] = w
+		w.drained.Store(fw.State == fleet.Draining)
+		set = append(set, state.Worker{ID: fw.ID, Role: fw.Role, Draining: w.draining()})
+	}
+	if err := p.state.SetWorkers(set); err != nil {
+		p.log.Error("fleet too large", "error", err)
+	}
+	p.workers.Store(&next)
+	p.fleet.Store(f)
+	for id, w := range old {
+		if next[id] != w {
+			p.retire(w, next)
+		}
+	}
+	for _, w := range started {
+		p.follow(w)
+	}
+	p.log.Info("fleet applied", "workers", len(f.Workers), "new", len(started))
+}
+
+// sameWorker reports whether a worker is reached as before.
+func sameWorker(a, b fleet.Worker) bool {
+	return a.URL == b.URL && a.Role == b.Role && a.Name == b.Name &&
+		(a.Bootstrap == b.Bootstrap || a.Bootstrap != nil && b.Bootstrap != nil && *a.Bootstrap == *b.Bootstrap)
+}
+
+// retire ends a worker's follower and its metric series (R105).
+func (p *Proxy) retire(w *worker, next map[kvc.WorkerID]*worker) {
+	w.gone()
+	for _, o := range next {
+		if o.Name == w.Name {
+			return // the series belong to the name's new incarnation
+		}
+	}
+	p.metrics.WorkerGone(w.Name)
+}
+
+// setStates tells the beliefs which workers drain now.
+func (p *Proxy) setStates() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.fleet.Load()
+	if f == nil {
+		return
+	}
+	ws := *p.workers.Load()
+	var set []state.Worker
+	for _, fw := range f.Workers {
+		if w := ws[fw.ID]; w != nil {
+			set = append(set, state.Worker{ID: fw.ID, Role: fw.Role, Draining: w.draining()})
+		}
+	}
+	if err := p.state.SetWorkers(set); err != nil {
+		p.log.Error("fleet too large", "error", err)
+	}
+}
+
+// follow keeps the beliefs about w up to date until it leaves the fleet.
+func (p *Proxy) follow(w *worker) {
+	ctx, cancel := context.WithCancel(p.life)
+	w.gone = cancel
+	p.metrics.Trusted(w.Name, false)
+	f := feed.NewFollower(feed.FollowerConfig{
+		URL: w.URL, Worker: w.ID, Token: p.out.tokens.First,
+		Client: &http.Client{Transport: p.out.feeds, CheckRedirect: noRedirect}, Log: p.log,
+	}, &sink{p: p, w: w, ctx: ctx})
+	w.position = f.Position
+	go func() {
+		defer close(w.done)
+		defer w.probes.Wait()
+		_ = f.Run(ctx) // it ends with ctx only
+		w.turns.reset()
+	}()
+}
+
+// sink applies one worker's feed.
+type sink struct {
+	p   *Proxy
+	w   *worker
+	ctx context.Context
+}
+
+var _ feed.Sink = (*sink)(nil)
+
+// Hello opens a connection: perhaps another epoch, so the hint probe is due.
+func (s *sink) Hello(h feed.Hello) {
+	s.w.hello.Store(&greeting{epoch: h.Epoch, model: h.Model, directPath: h.DirectPath, capacity: h.CapacityTokens})
+	if !h.Resume {
+		s.w.turns.reset() // the snapshot that follows is newer than any turn left behind
+	}
+	if s.w.Role == fleet.Decode {
+		s.w.probes.Add(1)
+		go func() {
+			defer s.w.probes.Done()
+			s.probeHint(h.Epoch)
+		}()
+	}
+}
+
+// probeHint finds out whether 103 Early Hints arrive (wire.md §3): until they
+// are known to, the worker is asked by RPC only.
+func (s *sink) probeHint(epoch string) {
+	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+	defer cancel()
+	ok, err := s.p.client.Hint(ctx, s.w.URL)
+	switch {
+	case err != nil:
+		s.p.metrics.Hint("error")
+	case !ok:
+		s.p.metrics.Hint("missing")
+	default:
+		s.p.metrics.Hint("ok")
+		s.w.hinted.Store(&epoch)
+	}
+}
+
+// Reset replaces what is believed of the worker's residency. Sessions live on
+// decode workers only: what a prefill worker remembers is a cache.
+func (s *sink) Reset(snap kvc.Snapshot) {
+	sessions := snap.Sessions
+	if s.w.Role == fleet.Prefill {
+		sessions = nil
+	}
+	s.p.state.Reset(s.w.ID, sessions, snap.Blocks)
+}
+
+func (s *sink) Session(i kvc.SessionInfo) {
+	if s.w.Role == fleet.Decode {
+		s.p.state.Session(s.w.ID, i)
+	}
+}
+
+func (s *sink) SessionGone(key kvc.SessionKey) {
+	if s.w.Role == fleet.Decode {
+		s.p.state.SessionGone(s.w.ID, key)
+	}
+}
+
+func (s *sink) Add(owner kvc.SessionKey, blocks []block.Hash) { s.p.state.Add(s.w.ID, owner, blocks) }
+func (s *sink) Evict(blocks []block.Hash)                     { s.p.state.Evict(s.w.ID, blocks) }
+func (s *sink) Own(owner kvc.SessionKey, blocks []block.Hash) { s.p.state.Own(s.w.ID, owner, blocks) }
+func (s *sink) Clear()                                        { s.p.state.Clear(s.w.ID) }
+
+// State is the worker's own word on its lifecycle.
+func (s *sink) State(st string, _, _ time.Time) {
+	if drains := st == string(fleet.Draining); s.w.saysDraining.Swap(drains) != drains {
+		s.p.setStates()
+	}
+}
+
+// Turn is the worker's word that a turn has ended (R64).
+func (s *sink) Turn(t kvc.TurnInfo) {
+	s.w.turns.end(t.Attempt)
+	s.p.state.Finished(s.w.ID, t)
+}
+
+func (s *sink) Load(l feed.Load) {
+	capacity := 0
+	if g := s.w.hello.Load(); g != nil {
+		capacity = g.capacity
+	}
+	s.p.state.SetLoad(s.w.ID, state.Load{
+		Capacity: capacity, Used: l.Used, Locked: l.Locked, Protected: l.Protected, Reserved: l.Reserved,
+		Running: l.Running, Waiting: l.Waiting, Transferring: l.Transferring, WaitingUncached: l.WaitingUncachedTokens,
+		PrefillTokensPerSecond: l.PrefillTokensPerS, DecodeTokensPerSecond: l.DecodeTokensPerS,
+	})
+}
+
+// Trusted says whether the residency may be believed.
+func (s *sink) Trusted(ok bool, cause feed.Cause) {
+	s.p.state.SetTrusted(s.w.ID, ok)
+	if s.p.worker(s.w.ID) == nil {
+		return // removed: its series are gone
+	}
+	s.p.metrics.Trusted(s.w.Name, ok)
+	if !ok {
+		s.p.metrics.Untrusted(string(cause))
+	}
+}
