@@ -1,0 +1,111 @@
+package local
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// command is one resolved container: what to execute.
+type command struct {
+	name string // for logs, "decode-0/engine"
+	path string
+	args []string
+	env  []string
+	log  string // file that receives both output streams, appended
+}
+
+// process is one started command.
+type process struct {
+	name string
+	pid  int
+	done chan struct{} // closed when it has ended
+	err  error         // how it ended; valid after done
+}
+
+func (s *spawner) run(c command) (*process, error) {
+	if err := os.MkdirAll(filepath.Dir(c.log), 0o755); err != nil {
+		return nil, fmt.Errorf("make log directory: %w", err)
+	}
+	log, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	cmd := exec.Command(c.path, c.args...) //nolint:noctx // a process outlives the call that starts it; terminate ends it
+	cmd.Env = c.env
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = childAttr()
+	err = s.start(cmd)
+	if closeErr := log.Close(); err == nil && closeErr != nil {
+		err = closeErr
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.name, err)
+	}
+	p := &process{name: c.name, pid: cmd.Process.Pid, done: make(chan struct{})}
+	go func() {
+		p.err = cmd.Wait()
+		// A leader that dies may leave a family behind (SGLang forks its scheduler).
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// terminate asks the process's group to end and kills it when it has not within
+// the grace. It returns once the process is gone.
+func (p *process) terminate(grace time.Duration) {
+	p.signal(syscall.SIGTERM)
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+		p.signal(syscall.SIGKILL)
+		<-p.done
+	}
+}
+
+func (p *process) signal(sig syscall.Signal) {
+	select {
+	case <-p.done: // the number may belong to somebody else by now
+	default:
+		_ = syscall.Kill(-p.pid, sig)
+	}
+}
+
+// exitReason says how a process ended, in words.
+func (p *process) exitReason() string {
+	if p.err == nil {
+		return "exit status 0"
+	}
+	return p.err.Error()
+}
+
+// tail returns the last lines of a log, for the message that its owner died.
+func tail(path string, lines int) string {
+	const most = 4096
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err == nil && info.Size() > most {
+		if _, err := f.Seek(-most, io.SeekEnd); err != nil {
+			return ""
+		}
+	}
+	data, err := io.ReadAll(f)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return ""
+	}
+	all := strings.Split(string(bytes.TrimSpace(data)), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
