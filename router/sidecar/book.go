@@ -52,6 +52,7 @@ func (b *book) do(f func(l *kvc.Ledger, now time.Time)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
+	b.expire(now)
 	f(b.l, now)
 	if b.l == nil {
 		return
@@ -106,15 +107,19 @@ func (b *book) tick() (next time.Duration) {
 			return
 		}
 		next = min(next, l.Tick(now))
-		for id, g := range b.grants {
-			if now.After(g.until) {
-				delete(b.grants, id)
-				b.totals.expired++
-			}
-		}
 		b.state.enforce(now, b.turns)
 	})
 	return max(next, time.Millisecond)
+}
+
+// expire forgets the grants whose lease the ledger frees at this moment.
+func (b *book) expire(now time.Time) {
+	for id, g := range b.grants {
+		if !now.Before(g.until) {
+			delete(b.grants, id)
+			b.totals.expired++
+		}
+	}
 }
 
 // admit is Algorithm 2 with what surrounds it: epoch, state, accounting.

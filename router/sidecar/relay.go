@@ -35,9 +35,8 @@ type relay struct {
 	tail []byte // drop: bytes of the event not yet complete
 	out  []byte // drop: what is left of a read that lost an event
 
-	onBytes  func() error     // called before each write; an error ends the relay
-	now      func() time.Time // for the write deadline
-	deadline time.Time
+	onBytes  func() error // called before each write; an error ends the relay
+	deadline time.Time    // when the write deadline is moved next; real time
 }
 
 // stream relays server-sent events as they come, one flush a read. Without drop
@@ -96,7 +95,7 @@ func (rl *relay) write(w http.ResponseWriter, ctl *http.ResponseController, p []
 	if len(p) == 0 {
 		return nil
 	}
-	if now := rl.now(); now.After(rl.deadline) {
+	if now := time.Now(); now.After(rl.deadline) {
 		rl.deadline = now.Add(deadlineLapse)
 		_ = ctl.SetWriteDeadline(now.Add(writeDeadline)) // unsupported only by recorders in tests
 	}

@@ -34,7 +34,7 @@ func (t *turn) run(w http.ResponseWriter, r *http.Request) {
 	stop := context.AfterFunc(r.Context(), t.stop)
 	defer stop()
 
-	rl := &relay{onBytes: t.onBytes, now: t.s.cfg.Now}
+	rl := &relay{onBytes: t.onBytes}
 	outcome := kvc.OutcomeError
 	defer func() { t.finish(rl, outcome) }()
 

@@ -194,7 +194,7 @@ func (s *Sidecar) passModels(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer resp.Body.Close()
-	rl := &relay{onBytes: func() error { return nil }, now: s.cfg.Now}
+	rl := &relay{onBytes: func() error { return nil }}
 	copyHeader(w.Header(), resp)
 	w.WriteHeader(resp.StatusCode)
 	if rl.whole(w, resp.Body) != nil {

@@ -40,7 +40,9 @@ func (b *book) fill(out *admission.SidecarStatus) {
 		out.Seq = b.out.Seq()
 		return
 	}
-	g := b.l.Gauges(b.now())
+	now := b.now()
+	b.expire(now)
+	g := b.l.Gauges(now)
 	b.publish() // deadlines that came due above
 	out.Seq = b.out.Seq()
 	out.Epoch = b.inc.epoch
