@@ -174,6 +174,8 @@ type RouterWorker struct {
 	CapacityTokens int `json:"capacity_tokens"`
 	Used           int `json:"used"`
 	Sessions       int `json:"sessions"`
+
+	Modes map[string]int64 `json:"modes"` // turns it has begun to answer
 }
 
 // ClassStatus is monotonic since the router's start, but Queued.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvc-dev/kvc/router/admission"
 	"github.com/kvc-dev/kvc/router/block"
+	"github.com/kvc-dev/kvc/router/kvc"
 	"github.com/kvc-dev/kvc/router/state"
 )
 
@@ -38,15 +39,13 @@ func (p *Proxy) Status() admission.RouterStatus {
 	st := p.state.Stats()
 	out := admission.RouterStatus{
 		Wire: 1, Router: p.id, StartedMS: p.started.UnixMilli(), Ready: len(p.unready()) == 0,
-		Workers: []admission.RouterWorker{}, Classes: p.classes.status(), Modes: map[string]int64{},
+		Workers: []admission.RouterWorker{}, Classes: p.classes.status(),
 		PinChanges: st.PinChanges, Sessions: st.Sessions,
 	}
 	if h := p.config.Load(); h != nil {
 		out.ConfigHash = *h
 	}
-	for m, n := range st.Modes {
-		out.Modes[m.String()] = n
-	}
+	out.Modes = modeNames(st.Modes)
 	for _, ws := range st.Workers {
 		if w := p.worker(ws.ID); w != nil {
 			out.Workers = append(out.Workers, p.workerStatus(w, ws))
@@ -56,11 +55,21 @@ func (p *Proxy) Status() admission.RouterStatus {
 	return out
 }
 
+// modeNames spells modes as on the wire.
+func modeNames(counts map[kvc.Mode]int64) map[string]int64 {
+	out := make(map[string]int64, len(counts))
+	for m, n := range counts {
+		out[m.String()] = n
+	}
+	return out
+}
+
 func (p *Proxy) workerStatus(w *worker, ws state.WorkerStats) admission.RouterWorker {
 	r := admission.RouterWorker{
 		Worker: string(w.ID), Pod: w.Name, Role: string(w.Role), State: "Active",
 		Trusted: ws.Trusted, InFlight: ws.Running, Breaker: worst(w),
 		CapacityTokens: ws.Load.Capacity, Used: ws.Load.Used, Sessions: ws.Sessions,
+		Modes: modeNames(ws.Modes),
 	}
 	if w.position != nil {
 		r.Seq = w.position().Seq

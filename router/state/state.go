@@ -85,8 +85,9 @@ type slot struct {
 	assigned  float64
 	assignedT int64
 	load      Load
-	report    uint32 // of its sessions: a snapshot starts a new one
-	sessions  int    // that it reports
+	report    uint32                    // of its sessions: a snapshot starts a new one
+	sessions  int                       // that it reports
+	modes     [len(kvc.Modes) + 1]int64 // of the turns it streamed
 }
 
 // New returns a State that knows no workers.

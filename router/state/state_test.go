@@ -72,6 +72,28 @@ func serve(t testing.TB, s *State, r kvc.Request, blocks []block.Hash, mode kvc.
 	}
 }
 
+func TestModesAreCountedPerWorker(t *testing.T) {
+	s := newState(t, newClock(), Options{}, 2, 1)
+	home := serve(t, s, kvc.Request{Session: "s"}, chain(1, 10), kvc.Seed).Worker
+	serve(t, s, kvc.Request{Session: "s", Turn: 1}, chain(1, 14), kvc.Direct)
+	serve(t, s, kvc.Request{Session: "x"}, chain(2, 10), kvc.Seed)
+	st := s.Stats()
+	for _, m := range kvc.Modes {
+		var sum int64
+		for _, w := range st.Workers {
+			sum += w.Modes[m]
+		}
+		if sum != st.Modes[m] {
+			t.Errorf("%s: workers sum to %d, want the pool's %d", m, sum, st.Modes[m])
+		}
+	}
+	for _, w := range st.Workers {
+		if w.ID == home && (w.Modes[kvc.Direct] != 1 || w.Modes[kvc.Seed] != 1) {
+			t.Errorf("home's modes = %v, want one direct and one seed", w.Modes)
+		}
+	}
+}
+
 func TestTheSecondTurnGoesHome(t *testing.T) {
 	s := newState(t, newClock(), Options{}, 3, 1)
 	first := serve(t, s, kvc.Request{Session: "s"}, chain(1, 10), kvc.Seed)

@@ -32,6 +32,8 @@ type WorkerStats struct {
 	Sessions           int // that it reports
 	Blocks             int
 	Load               Load
+	// Modes counts the turns that it has begun to answer, by what they ran as.
+	Modes map[kvc.Mode]int64
 }
 
 // Stats copies the counters; workers are in the fleet's order, decode first.
@@ -42,12 +44,9 @@ func (s *State) Stats() Stats {
 		Sessions:        len(s.sessions.m),
 		SessionsEvicted: s.sessions.evicted,
 		PinChanges:      s.pinChanges,
-		Modes:           make(map[kvc.Mode]int64, len(kvc.Modes)),
+		Modes:           byMode(&s.modes),
 		Blocks:          int(s.index.size.Load()),
 		BlocksDropped:   s.index.dropped.Load(),
-	}
-	for _, m := range kvc.Modes {
-		st.Modes[m] = s.modes[m]
 	}
 	now := s.now()
 	for _, ids := range [][]kvc.WorkerID{s.fleet.Decode, s.fleet.Prefill} {
@@ -64,6 +63,15 @@ func (s *State) workerStats(i int, now int64) WorkerStats {
 		ID: sl.id, Role: sl.role, Draining: sl.draining, Available: !sl.suspect, Trusted: sl.trusted,
 		Running: sl.running, Inflight: sl.inflight, Assigned: sl.assignedNow(now, &s.params),
 		PrefillOutstanding: sl.prefill, Sessions: sl.sessions,
-		Blocks: int(s.index.held[i].Load()), Load: sl.load,
+		Blocks: int(s.index.held[i].Load()), Load: sl.load, Modes: byMode(&sl.modes),
 	}
+}
+
+// byMode turns counters into a map that has every mode a turn can end with.
+func byMode(counts *[len(kvc.Modes) + 1]int64) map[kvc.Mode]int64 {
+	out := make(map[kvc.Mode]int64, len(kvc.Modes))
+	for _, m := range kvc.Modes {
+		out[m] = counts[m]
+	}
+	return out
 }

@@ -161,6 +161,9 @@ func (t *Turn) stream() (credit []block.Hash, slot int) {
 	t.settle()
 	t.s.modes[step.Mode]++
 	i, ok := t.view.slot(step.Worker)
+	if ok {
+		t.s.slots[i].modes[step.Mode]++
+	}
 	if !ok || t.s.params.Residency == kvc.ResidencyFromFeed || !t.s.known.has(i) {
 		return nil, 0
 	}
