@@ -31,6 +31,7 @@ func newRootCmd() *cobra.Command {
 func subcommands() []*cobra.Command {
 	return []*cobra.Command{
 		newUpCmd(),
+		newBenchCmd(),
 	}
 }
 
