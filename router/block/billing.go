@@ -113,23 +113,21 @@ func billingLen(raw []byte) int {
 func billingFields(b []byte) int {
 	end := 0
 	for {
-		i := end
-		for i < len(b) && b[i] == ' ' {
-			i++
-		}
-		name := i
-		for i < len(b) && (b[i] == '_' || 'a' <= b[i] && b[i] <= 'z' || 'A' <= b[i] && b[i] <= 'Z') {
-			i++
-		}
-		if i == name || i >= len(b) || b[i] != '=' {
+		rest := bytes.TrimLeft(b[end:], " ")
+		name := bytes.IndexByte(rest, '=')
+		if name <= 0 || bytes.ContainsFunc(rest[:name], notInName) {
 			return end
 		}
-		stop := bytes.IndexAny(b[i:], ";\\\"")
-		if stop < 0 || b[i+stop] != ';' || stop > maxBilling {
+		stop := bytes.IndexAny(rest, ";\\\"")
+		if stop < name || rest[stop] != ';' || stop > maxBilling {
 			return end
 		}
-		end = i + stop + 1
+		end = len(b) - len(rest) + stop + 1
 	}
+}
+
+func notInName(r rune) bool {
+	return r != '_' && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
 }
 
 // lineBreaks is the length of the escaped line breaks at the start of b.

@@ -113,39 +113,48 @@ func (w *writer) message(at *scan.Iter) (assistant bool) {
 		w.value(at.Value(), 0)
 		return false
 	}
-	var role, name, answers, content, calls, call []byte
+	var m message
 	it := at.Enter()
-	defer at.Leave(&it)
 	for it.Next() {
-		switch v := it.Value(); string(it.Name()) {
-		case "role":
-			role = v
-		case "name":
-			name = v
-		case "tool_call_id":
-			answers = v
-		case "content":
-			content = v
-		case "tool_calls":
-			calls = v
-		case "function_call":
-			call = v
-		}
+		m.take(&it)
 	}
+	at.Leave(&it)
 	w.field('M')
-	if len(role) > 0 && role[0] == '"' {
-		w.text(role[1 : len(role)-1])
+	if len(m.role) > 0 && m.role[0] == '"' {
+		w.text(m.role[1 : len(m.role)-1])
 	}
-	w.str('N', name)
-	w.str('R', answers)
-	w.content(content)
-	for it := scan.Iterate(calls); it.Next(); {
+	w.str('N', m.name)
+	w.str('R', m.answers)
+	w.content(m.content)
+	for it := scan.Iterate(m.calls); it.Next(); {
 		w.toolCall(it.Value())
 	}
-	if !isNull(call) {
-		w.function(nil, call)
+	if !isNull(m.call) {
+		w.function(nil, m.call)
 	}
-	return string(role) == `"assistant"`
+	return string(m.role) == `"assistant"`
+}
+
+// message is what is hashed of one message, raw.
+type message struct{ role, name, answers, content, calls, call []byte }
+
+// take keeps the current member of it. Of copies the last one stays, as in the
+// engine.
+func (m *message) take(it *scan.Iter) {
+	switch string(it.Name()) {
+	case "role":
+		m.role = it.Value()
+	case "name":
+		m.name = it.Value()
+	case "tool_call_id":
+		m.answers = it.Value()
+	case "content":
+		m.content = it.Value()
+	case "tool_calls":
+		m.calls = it.Value()
+	case "function_call":
+		m.call = it.Value()
+	}
 }
 
 // content writes a string, an array of parts, or whatever else stands there.

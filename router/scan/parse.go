@@ -3,6 +3,7 @@ package scan
 import (
 	"encoding/binary"
 	"math/bits"
+	"slices"
 	"strconv"
 )
 
@@ -82,7 +83,7 @@ func (p *parser) members(b *Body, i, maxMembers int) int {
 }
 
 func (m *member) setKey(raw []byte) {
-	m.key = raw[:len(raw):len(raw)]
+	m.key = slices.Clip(raw)
 	if !plain(raw) {
 		m.key, m.keyEscaped = appendUnescaped(make([]byte, 0, len(raw)), raw), true
 	}
@@ -222,14 +223,19 @@ func (p *parser) number(i int) int {
 			return -1
 		}
 	}
-	if i < len(b) && (b[i] == 'e' || b[i] == 'E') {
-		i++
-		if i < len(b) && (b[i] == '+' || b[i] == '-') {
-			i++
-		}
-		return p.someDigits(i)
+	return p.exponent(i)
+}
+
+// exponent parses an optional exponent.
+func (p *parser) exponent(i int) int {
+	if i >= len(p.b) || p.b[i]|0x20 != 'e' {
+		return i
 	}
-	return i
+	i++
+	if i < len(p.b) && (p.b[i] == '+' || p.b[i] == '-') {
+		i++
+	}
+	return p.someDigits(i)
 }
 
 func (p *parser) someDigits(i int) int {

@@ -3,6 +3,7 @@ package scan
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 )
 
@@ -90,7 +91,7 @@ func (b *Body) Reset(raw []byte, l Limits) error {
 
 // find is the index of the last member with this key, or -1.
 func (b *Body) find(key string) int {
-	for i := len(b.members) - 1; i >= 0; i-- {
+	for i := range slices.Backward(b.members) {
 		if string(b.members[i].key) == key {
 			return i
 		}

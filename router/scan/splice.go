@@ -114,7 +114,7 @@ func (b *Body) edits(out []edit, s Splice) []edit {
 // fate of member i; set is the index of its replacement.
 func (b *Body) fate(i int, s Splice) (f fate, set int) {
 	m := &b.members[i]
-	for j := len(s.Set) - 1; j >= 0; j-- {
+	for j := range slices.Backward(s.Set) {
 		if string(m.key) == s.Set[j].Key {
 			if b.find(s.Set[j].Key) == i {
 				return replace, j
@@ -122,10 +122,8 @@ func (b *Body) fate(i int, s Splice) (f fate, set int) {
 			return remove, 0
 		}
 	}
-	for _, key := range s.Del {
-		if string(m.key) == key {
-			return remove, 0
-		}
+	if slices.ContainsFunc(s.Del, func(key string) bool { return string(m.key) == key }) {
+		return remove, 0
 	}
 	return keep, 0
 }

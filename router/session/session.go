@@ -2,6 +2,7 @@ package session
 
 import (
 	"encoding/hex"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 
@@ -136,8 +137,8 @@ type Tails interface {
 // whose tail is the deepest block of the request's chain (Q18). Its cost is one
 // lookup per block when there is none.
 func Continue(blocks []block.Hash, t Tails) (key, lineage kvc.SessionKey, ok bool) {
-	for i := len(blocks) - 1; i >= 0; i-- {
-		if key, lineage, ok = t.ByTail(blocks[i]); ok {
+	for _, b := range slices.Backward(blocks) {
+		if key, lineage, ok = t.ByTail(b); ok {
 			return key, lineage, true
 		}
 	}

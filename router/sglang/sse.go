@@ -53,7 +53,7 @@ func (e *Events) Feed(p []byte, f func(raw, data []byte)) {
 // break could have been longer, whole, or the start of an event that was cut
 // off, without data.
 func (e *Events) End(f func(raw, data []byte)) {
-	if e.afterCR && e.blankCR {
+	if e.closing() {
 		e.emit(e.buf, f)
 	} else if len(e.buf) > 0 {
 		f(e.buf, nil)
@@ -64,8 +64,11 @@ func (e *Events) End(f func(raw, data []byte)) {
 // Mid reports whether the stream stands inside an event (bytes fed after the
 // last complete event).
 func (e *Events) Mid() bool {
-	return (len(e.buf) > 0 || e.oversized) && !(e.afterCR && e.blankCR)
+	return (len(e.buf) > 0 || e.oversized) && !e.closing()
 }
+
+// closing reports a whole event whose last CR an LF may still follow.
+func (e *Events) closing() bool { return e.afterCR && e.blankCR }
 
 // next returns the offset after the event that ends in view[from:], or -1.
 func (e *Events) next(view []byte, from int) int {
@@ -92,7 +95,7 @@ func (e *Events) next(view []byte, from int) int {
 		i += n + 1
 		e.inLine = false
 		switch {
-		case c == '\r' && !(blank && e.cr):
+		case c == '\r' && (!blank || !e.cr):
 			e.afterCR, e.blankCR = true, blank
 		case blank:
 			return i
