@@ -224,14 +224,15 @@ func (d *Dispatch) fallbackWorker() (best WorkerID, ok bool) {
 // run turns the current step into a Run, or stops when its mode needs a
 // prefill worker and there is none.
 func (d *Dispatch) run() {
-	if !d.f.needsPrefill(d.step.Mode) {
+	switch {
+	case !d.f.needsPrefill(d.step.Mode):
 		d.giveP()
 		d.step.Prefill, d.step.PrefillUncached = "", 0
-	} else if d.step.Prefill == "" {
+	case d.step.Prefill == "":
 		d.giveD()
 		d.stop(ReasonNoPrefill)
 		return
-	} else {
+	default:
 		d.f.Cursors.Prefill = d.nextP
 	}
 	d.phase = running

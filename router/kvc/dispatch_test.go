@@ -75,7 +75,9 @@ func TestALargeAppendStaysHomeAndSaysSo(t *testing.T) {
 	d, b := home(Corrected())
 	d.next()
 	d.answer(Verdict{CanAdmit: true, Mode: Reseed, Reason: ReasonLargeAppend})
-	wantStep(t, d.next(), Step{Do: Run, Worker: "d2", Prefill: "p1", PrefillUncached: 300, Mode: Reseed, Reason: ReasonLargeAppend})
+	wantStep(t, d.next(), Step{
+		Do: Run, Worker: "d2", Prefill: "p1", PrefillUncached: 300, Mode: Reseed, Reason: ReasonLargeAppend,
+	})
 	if b.rejected != 0 {
 		t.Error("an admission in place counted as a refusal (Q4)")
 	}
@@ -143,7 +145,9 @@ func TestFallback(t *testing.T) {
 			d.next()
 			d.reject(ReasonNoCapacity)
 		}
-		wantStep(t, d.next(), Step{Do: Run, Worker: "d3", Prefill: "p1", PrefillUncached: 300, Mode: Fallback, Reason: ReasonAllRefused})
+		wantStep(t, d.next(), Step{
+			Do: Run, Worker: "d3", Prefill: "p1", PrefillUncached: 300, Mode: Fallback, Reason: ReasonAllRefused,
+		})
 		d.firstByte()
 		d.finish()
 		if b.pin["s"] != "d2" {
@@ -327,17 +331,19 @@ func TestNoWorker(t *testing.T) {
 }
 
 func TestWithoutPrefillWorkers(t *testing.T) {
+	run := func(m Mode) Step { return Step{Do: Run, Worker: "d1", Mode: m} }
+	stop := Step{Do: Stop, Reason: ReasonNoPrefill}
 	cases := map[string]struct {
 		path DirectPath
 		mode Mode
 		want Step
 	}{
-		"unified seeds on the decode worker":             {Unified, Seed, Step{Do: Run, Worker: "d1", Mode: Seed}},
-		"unknown profile counts as unified":              {"", Seed, Step{Do: Run, Worker: "d1", Mode: Seed}},
-		"a PD profile still serves what is resident":     {ConditionalAggregation, Direct, Step{Do: Run, Worker: "d1", Mode: Direct}},
-		"a PD profile cannot seed, and says so":          {ConditionalAggregation, Seed, Step{Do: Stop, Reason: ReasonNoPrefill}},
-		"a delta needs a prefill worker as well":         {DeltaTransfer, Delta, Step{Do: Stop, Reason: ReasonNoPrefill}},
-		"the engine's own admission cannot seed without": {NativeAdmission, Reseed, Step{Do: Stop, Reason: ReasonNoPrefill}},
+		"unified seeds on the decode worker":             {Unified, Seed, run(Seed)},
+		"unknown profile counts as unified":              {"", Seed, run(Seed)},
+		"a PD profile still serves what is resident":     {ConditionalAggregation, Direct, run(Direct)},
+		"a PD profile cannot seed, and says so":          {ConditionalAggregation, Seed, stop},
+		"a delta needs a prefill worker as well":         {DeltaTransfer, Delta, stop},
+		"the engine's own admission cannot seed without": {NativeAdmission, Reseed, stop},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -17,8 +17,9 @@ func TestPresets(t *testing.T) {
 		Probe: "Once", ProbeLimit: "AtMostFour", LargeAppend: "InPlace", Overlap: "Exclusive",
 		ResetAt: "FirstToken", ResetScope: "PairHalvesOthers",
 		Fault: "Neutral", RejectHalfLife: time.Minute, HalfOpenAfter: time.Minute,
-		Inflight: "Leased", Assigned: "AtRun", AssignedHalfLife: 10 * time.Minute, Newcomer: "AtMinimum", Residency: "Optimistic",
-		Fallback: "LeastLoaded", FallbackPin: "IfNone", Lease: "Reserves", LeaseTTL: 5 * time.Second,
+		Inflight: "Leased", Assigned: "AtRun", AssignedHalfLife: 10 * time.Minute, Newcomer: "AtMinimum",
+		Residency: "Optimistic",
+		Fallback:  "LeastLoaded", FallbackPin: "IfNone", Lease: "Reserves", LeaseTTL: 5 * time.Second,
 		PinAt: "FirstToken", Spill: "KeepsPin", ReseedCostPerToken: 70 * time.Microsecond,
 		Prefill: "LeastOutstanding", Legs: "Together", Turns: "InOrder", Forks: "Children",
 		Incarnations: "Cleared", IdleLock: "Running", AppendBy: "Worker", NoID: "Continues",
@@ -34,7 +35,8 @@ func TestPresets(t *testing.T) {
 		Inflight: "NeverLowered", Assigned: "Never", Newcomer: "AtZero", Residency: "FromFeed",
 		Fallback: "RoundRobin", FallbackPin: "Never", Lease: "Promise", LeaseTTL: 5 * time.Second,
 		PinAt: "Admission", Spill: "MovesPin", Prefill: "RoundRobin", Legs: "InSequence",
-		Turns: "Unordered", Forks: "Ignored", Incarnations: "Kept", IdleLock: "UntilReleased", AppendBy: "Router", NoID: "Sessionless",
+		Turns: "Unordered", Forks: "Ignored", Incarnations: "Kept", IdleLock: "UntilReleased",
+		AppendBy: "Router", NoID: "Sessionless",
 	}
 	if diff := cmp.Diff(want, Paper()); diff != "" {
 		t.Errorf("Paper (-want +got):\n%s", diff)
@@ -62,9 +64,9 @@ func TestScaledDividesEveryDurationAndNothingElse(t *testing.T) {
 	durations := 0
 	for i := range was.NumField() {
 		name := was.Type().Field(i).Name
-		if d, ok := was.Field(i).Interface().(time.Duration); ok {
+		if d, ok := reflect.TypeAssert[time.Duration](was.Field(i)); ok {
 			durations++
-			if s := got.Field(i).Interface().(time.Duration); s != d/10 || d == 0 {
+			if s, _ := reflect.TypeAssert[time.Duration](got.Field(i)); s != d/10 || d == 0 {
 				t.Errorf("%s: %v scaled by 10 is %v", name, d, s)
 			}
 		} else if was.Field(i).Interface() != got.Field(i).Interface() {

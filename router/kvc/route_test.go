@@ -181,12 +181,15 @@ func TestPickPrefill(t *testing.T) {
 		set  func(*beliefs)
 		want WorkerID
 	}{
-		"all equal: the first":                     {func(*beliefs) {}, "p1"},
-		"the one with less to do":                  {func(b *beliefs) { b.outstanding["p1"] = 1 }, "p2"},
-		"the one that holds the prompt":            {func(b *beliefs) { b.uncached["p3"] = 100 }, "p3"},
-		"holding it is not worth a longer queue":   {func(b *beliefs) { b.uncached["p3"] = 0; b.outstanding["p3"] = 1001 }, "p1"},
-		"equal finish: the one that holds more":    {func(b *beliefs) { b.uncached["p2"] = 400; b.outstanding["p2"] = 600 }, "p2"},
-		"nobody holds it: least outstanding alone": {func(b *beliefs) { b.outstanding["p1"], b.outstanding["p2"] = 9, 8 }, "p3"},
+		"all equal: the first":          {func(*beliefs) {}, "p1"},
+		"the one with less to do":       {func(b *beliefs) { b.outstanding["p1"] = 1 }, "p2"},
+		"the one that holds the prompt": {func(b *beliefs) { b.uncached["p3"] = 100 }, "p3"},
+		"holding it is not worth a longer queue": {
+			func(b *beliefs) { b.uncached["p3"], b.outstanding["p3"] = 0, 1001 }, "p1"},
+		"equal finish: the one that holds more": {
+			func(b *beliefs) { b.uncached["p2"], b.outstanding["p2"] = 400, 600 }, "p2"},
+		"nobody holds it: least outstanding alone": {
+			func(b *beliefs) { b.outstanding["p1"], b.outstanding["p2"] = 9, 8 }, "p3"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -100,7 +100,8 @@ func TestV1Pathology(t *testing.T) {
 				}
 			}
 			if reset == ResetNever && (lost < 200 || last < 990) {
-				t.Errorf("without reset it recovers: %d turns lost, the last %d turns after the burst\n%s", lost, last, log.String())
+				t.Errorf("without reset it recovers: %d turns lost, the last %d turns after the burst\n%s",
+					lost, last, log.String())
 			}
 			if reset != ResetNever && last > 0 {
 				t.Errorf("with reset %d turns lost, the last %d turns after the burst", lost, last)

@@ -2,6 +2,7 @@ package kvc
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -140,7 +141,8 @@ func TestTheorem1AlwaysEnds(t *testing.T) {
 			clear(w.view.inflight) // it is never lowered
 		}
 		before := total(w.view.inflight)
-		f := Fleet{Decode: w.workers, Prefill: ids("p", rapid.IntRange(0, 2).Draw(t, "prefill")), Path: ConditionalAggregation}
+		prefill := ids("p", rapid.IntRange(0, 2).Draw(t, "prefill"))
+		f := Fleet{Decode: w.workers, Prefill: prefill, Path: ConditionalAggregation}
 		for _, p := range f.Prefill {
 			w.view.uncached[p] = rapid.IntRange(0, 500).Draw(t, "uncached")
 		}
@@ -246,7 +248,7 @@ func TestInvariant2(t *testing.T) {
 		for {
 			s := d.next()
 			if s.Do == Run {
-				before = clone(w.view.rejects)
+				before = maps.Clone(w.view.rejects)
 				d.firstByte()
 				break
 			}
@@ -261,14 +263,6 @@ func TestInvariant2(t *testing.T) {
 			}
 		}
 	})
-}
-
-func clone(m map[pair]int) map[pair]int {
-	c := make(map[pair]int, len(m))
-	for k, v := range m {
-		c[k] = v
-	}
-	return c
 }
 
 // migrate plays turns of one session in a fleet that loses workers, and returns
@@ -356,9 +350,10 @@ func TestDispatchIsDeterministic(t *testing.T) {
 		seed := rapid.IntRange(0, 1<<10).Draw(t, "seed")
 		run := func() string {
 			b := newBeliefs()
-			b.overlap, b.pin, b.rejects = w.view.overlap, map[SessionKey]WorkerID{"s": w.view.pin["s"]}, clone(w.view.rejects)
+			b.overlap, b.pin, b.rejects = w.view.overlap, map[SessionKey]WorkerID{"s": w.view.pin["s"]}, maps.Clone(w.view.rejects)
 			n := seed
-			last, asked := start(w.req, Fleet{Decode: w.workers, Prefill: ids("p", 2)}, b, w.params).serve(func(WorkerID) Verdict {
+			f := Fleet{Decode: w.workers, Prefill: ids("p", 2)}
+			last, asked := start(w.req, f, b, w.params).serve(func(WorkerID) Verdict {
 				n /= 2
 				return Verdict{CanAdmit: n%2 == 1, Mode: Seed, Reason: ReasonNoCapacity}
 			})

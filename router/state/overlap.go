@@ -8,14 +8,6 @@ type reach struct {
 	first int     // index of the first block exclusive to the lineage (Q5)
 }
 
-// overlap is slot's reusable blocks for the request.
-func (r *reach) overlap(slot int) int {
-	if slot >= len(r.lcp) {
-		return 0
-	}
-	return max(0, int(r.lcp[slot])-r.first)
-}
-
 // reach finds, for all workers of mask at once, the length of the chain's
 // resident prefix, and where the part exclusive to owner begins. exclusive
 // false leaves first at 0.

@@ -191,26 +191,37 @@ func (t *Turn) finish(o kvc.Outcome) (debit []block.Hash, slot int) {
 	t.view.now = t.s.now()
 	t.d.Done(o)
 	t.settle()
-	ss := t.view.ss
-	if ss != nil {
-		ss.turns--
-		ss.used = max(ss.used, t.view.now)
+	served := o == kvc.OutcomeOK && t.streamed
+	if t.view.ss != nil {
+		t.endOf(t.view.ss, served)
 	}
-	if o == kvc.OutcomeOK && t.streamed && ss != nil && len(t.blocks) > 0 && t.s.sessions.m[ss.key] == ss {
+	return t.checkCredit(t.view.ss, served)
+}
+
+// endOf is what the turn's end means to its session.
+func (t *Turn) endOf(ss *session, served bool) {
+	ss.turns--
+	ss.used = max(ss.used, t.view.now)
+	if served && len(t.blocks) > 0 && t.s.sessions.m[ss.key] == ss {
 		t.s.sessions.setTail(ss, t.blocks[len(t.blocks)-1])
 		ss.tailUsed = t.view.now
 	}
+}
+
+// checkCredit leaves a served turn's credit for the worker to confirm, and
+// returns the blocks of a broken one, to be taken back.
+func (t *Turn) checkCredit(ss *session, served bool) (debit []block.Hash, slot int) {
 	if !t.credit.yes || t.s.slots[t.credit.slot].gen != t.credit.gen || t.from == len(t.blocks) {
 		return nil, 0
 	}
 	slot = int(t.credit.slot)
-	if o == kvc.OutcomeOK {
-		if ss != nil {
-			t.s.spans.push(spanKey{slot, ss.key}, span{t.from, slices.Clone(t.blocks[t.from:])})
-		}
+	switch {
+	case served && ss == nil:
 		return nil, 0
-	}
-	if ss != nil && ss.turns > 0 {
+	case served:
+		t.s.spans.push(spanKey{slot, ss.key}, span{t.from, slices.Clone(t.blocks[t.from:])})
+		return nil, 0
+	case ss != nil && ss.turns > 0:
 		return nil, 0 // another turn of the session may have left the same blocks
 	}
 	return t.blocks[t.from:], slot
