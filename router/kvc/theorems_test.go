@@ -350,7 +350,7 @@ func TestDispatchIsDeterministic(t *testing.T) {
 		seed := rapid.IntRange(0, 1<<10).Draw(t, "seed")
 		run := func() string {
 			b := newBeliefs()
-			b.overlap, b.pin, b.rejects = w.view.overlap, map[SessionKey]WorkerID{"s": w.view.pin["s"]}, maps.Clone(w.view.rejects)
+			b.overlap, b.pin, b.rejects = w.view.overlap, maps.Clone(w.view.pin), maps.Clone(w.view.rejects)
 			n := seed
 			f := Fleet{Decode: w.workers, Prefill: ids("p", 2)}
 			last, asked := start(w.req, f, b, w.params).serve(func(WorkerID) Verdict {

@@ -168,6 +168,7 @@ func (s *State) setHome(i int, info kvc.SessionInfo) {
 	ss.setHome(home{
 		ref: ref{int16(i), sl.gen}, report: sl.report,
 		blocks: int32(info.Blocks), tokens: int32(info.ResidentTokens), used: used,
+		tail: info.Tail, active: int32(info.Active),
 	})
 	if used >= ss.tailUsed {
 		s.sessions.setTail(ss, info.Tail)
@@ -267,8 +268,8 @@ func (s *State) pinOf(ss *session) (ref, bool) {
 	return ss.pin, sl.gen == ss.pin.gen && sl.live
 }
 
-// Known reports whether the session is remembered, its lineage, and how many of
-// its turns are unfinished here.
+// Known reports whether the session was ever served, here or by report of a
+// worker, with its lineage, and how many of its turns are unfinished here.
 func (s *State) Known(key kvc.SessionKey) (lineage kvc.SessionKey, turns int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -276,7 +277,8 @@ func (s *State) Known(key kvc.SessionKey) (lineage kvc.SessionKey, turns int, ok
 	if ss == nil {
 		return "", 0, false
 	}
-	return ss.lineage, ss.turns, true
+	served := ss.pinned || ss.tailUsed > 0 || slices.ContainsFunc(ss.homes, s.current)
+	return ss.lineage, ss.turns, served
 }
 
 // Forget drops a session: its pin, its rejects, its tail.

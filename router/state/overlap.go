@@ -32,6 +32,8 @@ type finder struct {
 	blocks []block.Hash
 	lcp    []int32
 	max    int
+
+	lookups int
 }
 
 // holders is who of mask holds block i.
@@ -39,6 +41,7 @@ func (f *finder) holders(i int, mask *set) set {
 	if i >= len(f.blocks) || mask.empty() {
 		return set{}
 	}
+	f.lookups++
 	e, _ := f.x.get(f.blocks[i])
 	return e.held.and(mask)
 }
@@ -77,6 +80,7 @@ func (f *finder) firstOwned(owner uint64) int {
 	lo, hi := 0, f.max
 	for lo < hi {
 		mid := lo + (hi-lo)/2
+		f.lookups++
 		if e, ok := f.x.get(f.blocks[mid]); ok && e.owner == owner && owner != shared {
 			hi = mid
 		} else {

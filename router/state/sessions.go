@@ -29,6 +29,8 @@ type home struct {
 	ref
 	report         uint32 // the slot's report it belongs to
 	blocks, tokens int32
+	tail           block.Hash
+	active         int32
 	used           int64 // Unix ns
 }
 
@@ -235,7 +237,7 @@ func (s *session) dropHome(slot int16) {
 // quantile remembers the last outputs of a session, in tokens.
 type quantile struct {
 	last [20]uint16
-	n    uint32
+	n    uint32 // outputs seen
 }
 
 func (q *quantile) add(tokens int) {
@@ -243,13 +245,18 @@ func (q *quantile) add(tokens int) {
 	q.n++
 }
 
-// p95 is the 95th percentile (nearest rank) of what is remembered; 0 = nothing.
-func (q *quantile) p95() int {
+// p95 is the 95th percentile (nearest rank) of what is remembered. Below four
+// outputs guess is the floor: a few short answers say little about the next.
+func (q *quantile) p95(guess int) int {
 	n := min(int(q.n), len(q.last))
 	if n == 0 {
-		return 0
+		return guess
 	}
 	sorted := q.last
 	slices.Sort(sorted[:n])
-	return int(sorted[(n*95+99)/100-1])
+	p := int(sorted[(n*95+99)/100-1])
+	if n < 4 {
+		p = max(p, guess)
+	}
+	return p
 }

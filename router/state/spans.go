@@ -41,11 +41,23 @@ func (q spans) push(k spanKey, s span) {
 func (q spans) confirm(slot int, info kvc.SessionInfo) (wrong []block.Hash) {
 	k := spanKey{slot, info.Key}
 	s, ok := q[k]
-	if !ok || s.blocks[len(s.blocks)-1] != info.Tail {
+	if !ok || !s.closedBy(info.Tail, info.Active) {
 		return nil
 	}
 	delete(q, k)
-	return s.blocks[min(max(info.Blocks-s.from, 0), len(s.blocks)):]
+	return s.beyond(info.Blocks)
+}
+
+// closedBy reports whether a report of the session speaks of the span's prompt:
+// no turn runs, and the last one ended with the same block.
+func (s span) closedBy(tail block.Hash, active int) bool {
+	return active == 0 && s.blocks[len(s.blocks)-1] == tail
+}
+
+// beyond is the blocks of the span that are not among the first resident of the
+// prompt.
+func (s span) beyond(resident int) []block.Hash {
+	return s.blocks[min(max(resident-s.from, 0), len(s.blocks)):]
 }
 
 // forget drops the spans of a slot: a snapshot replaced them.

@@ -73,8 +73,8 @@ func reserve(maxTokens int, ss *session, p *kvc.Params) int {
 		return 0
 	}
 	want := p.ReserveGuess
-	if ss != nil && ss.outputs.n > 0 {
-		want = ss.outputs.p95()
+	if ss != nil {
+		want = ss.outputs.p95(want)
 	}
 	if maxTokens > 0 {
 		want = min(want, maxTokens)
@@ -164,7 +164,9 @@ func (t *Turn) stream() (credit []block.Hash, slot int) {
 	if ok {
 		t.s.slots[i].modes[step.Mode]++
 	}
-	if !ok || t.s.params.Residency == kvc.ResidencyFromFeed || !t.s.known.has(i) {
+	// What a sessionless turn leaves is nobody's own: nothing is gained by
+	// guessing it.
+	if !ok || t.view.ss == nil || t.s.params.Residency == kvc.ResidencyFromFeed || !t.s.known.has(i) {
 		return nil, 0
 	}
 	t.credit, t.from = held{t.view.ref(i), true}, t.view.lcp(i)
@@ -192,9 +194,10 @@ func (t *Turn) finish(o kvc.Outcome) (debit []block.Hash, slot int) {
 	t.d.Done(o)
 	t.settle()
 	served := o == kvc.OutcomeOK && t.streamed
-	if t.view.ss != nil {
-		t.endOf(t.view.ss, served)
+	if t.view.ss == nil {
+		return nil, 0
 	}
+	t.endOf(t.view.ss, served)
 	return t.checkCredit(t.view.ss, served)
 }
 
@@ -215,16 +218,21 @@ func (t *Turn) checkCredit(ss *session, served bool) (debit []block.Hash, slot i
 		return nil, 0
 	}
 	slot = int(t.credit.slot)
-	switch {
-	case served && ss == nil:
-		return nil, 0
-	case served:
-		t.s.spans.push(spanKey{slot, ss.key}, span{t.from, slices.Clone(t.blocks[t.from:])})
-		return nil, 0
-	case ss != nil && ss.turns > 0:
-		return nil, 0 // another turn of the session may have left the same blocks
+	if !served {
+		if ss.turns > 0 {
+			return nil, 0 // another turn of the session may have left the same blocks
+		}
+		return t.blocks[t.from:], slot
 	}
-	return t.blocks[t.from:], slot
+	s := span{t.from, t.blocks[t.from:]}
+	for _, h := range ss.homes { // the worker may have spoken first
+		if int(h.slot) == slot && t.s.current(h) && s.closedBy(h.tail, int(h.active)) {
+			return s.beyond(int(h.blocks)), slot
+		}
+	}
+	s.blocks = slices.Clone(s.blocks)
+	t.s.spans.push(spanKey{slot, ss.key}, s)
+	return nil, 0
 }
 
 // settle applies what the dispatch decided; State.mu is held.
