@@ -32,6 +32,7 @@ func subcommands() []*cobra.Command {
 	return []*cobra.Command{
 		newUpCmd(),
 		newBenchCmd(),
+		newDemoCmd(),
 	}
 }
 

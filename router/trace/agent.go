@@ -90,7 +90,7 @@ func Agent() AgentModel {
 			P: []float64{0, .10, .25, .50, .75, .90, 1},
 			V: []float64{4, 7, 18, 45, 94, 156, 330},
 		},
-		Groups: 5, ResetShare: 0.017, MaxContext: 150_000, Stagger: 120,
+		Groups: 5, ResetShare: 0.017, MaxContext: 110_000, Stagger: 120,
 	}
 }
 
