@@ -193,6 +193,7 @@ func (s *sink) Load(l feed.Load) {
 		Capacity: capacity, Used: l.Used, Locked: l.Locked, Protected: l.Protected, Reserved: l.Reserved,
 		Running: l.Running, Waiting: l.Waiting, Transferring: l.Transferring, WaitingUncached: l.WaitingUncachedTokens,
 		PrefillTokensPerSecond: l.PrefillTokensPerS, DecodeTokensPerSecond: l.DecodeTokensPerS,
+		TokensPerBlock: l.TokensPerBlock,
 	})
 }
 

@@ -13,10 +13,6 @@ import (
 
 const (
 	relayBuffer = 32 << 10
-	// heldMost bounds the tail of an event that is not complete yet. Whole
-	// events only are relayed, so that an in-band error never lands inside one;
-	// a longer event is passed through as it comes.
-	heldMost = 1 << 20
 	// wholeMost is the largest JSON answer that is held until it is complete,
 	// so that a broken one can still be retried or become an error (R07).
 	wholeMost = 8 << 20
@@ -171,7 +167,6 @@ type stream struct {
 	seen sglang.Observed
 	look func(raw, data []byte) // s.event, once
 
-	events    int    // complete events so far
 	whole     int    // bytes of the events that the last feed completed
 	held      []byte // received and not sent: the start of an event
 	committed bool
@@ -219,24 +214,21 @@ func (s *stream) after(f *fault) *fault {
 
 // event looks at one complete event.
 func (s *stream) event(raw, data []byte) {
-	s.events++
 	s.whole += len(raw)
 	if len(data) > 0 {
 		sglang.ObserveEvent(&s.seen, data)
 	}
 }
 
-// take relays what a read brought: every event that is complete.
+// take relays what a read brought: every event that is complete. The start of
+// one is held back, so that an in-band error never lands inside an event.
 func (s *stream) take(chunk []byte) *fault {
 	s.whole = 0
 	s.ev.Feed(chunk, s.look)
 	out := chunk
-	if mid := s.ev.Mid(); mid || len(s.held) > 0 {
+	if s.whole != len(chunk) || len(s.held) > 0 {
 		s.held = append(s.held, chunk...)
-		n := len(s.held)
-		if mid && n <= heldMost {
-			n = min(n, s.whole)
-		}
+		n := min(s.whole, len(s.held))
 		out = s.held[:n]
 		defer func() { s.held = append(s.held[:0], s.held[n:]...) }()
 	}
@@ -276,6 +268,7 @@ func (s *stream) finish(err error) *fault {
 	if !errors.Is(err, io.EOF) {
 		return s.broke(err)
 	}
+	s.ev.End(s.look) // an event may have ended with the stream
 	if !s.committed && len(s.held) == 0 {
 		f := emptyFault()
 		s.a.end(broken, nil)
