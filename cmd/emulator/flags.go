@@ -65,7 +65,7 @@ func refuseRemoved(args []string) error {
 	for _, a := range args {
 		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
 		if strings.HasPrefix(a, "--") && slices.Contains(removed(), name) {
-			return fmt.Errorf("--%s no longer exists in SGLang: drop it, the decode side learns it from the prefill worker", name)
+			return fmt.Errorf("--%s no longer exists in SGLang: drop it, decode learns it from the prefill worker", name)
 		}
 	}
 	return nil

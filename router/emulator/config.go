@@ -102,9 +102,26 @@ func (c *Config) complete() error {
 }
 
 func (c *Config) validate() error {
+	if err := c.validatePD(); err != nil {
+		return err
+	}
 	switch {
 	case c.ModelPath == "":
 		return errors.New("--model-path is required")
+	case c.PageSize < 1 || c.MaxTotalTokens < 0 || c.MaxRunning < 1 || c.ContextLength < 2:
+		return errors.New("--page-size, --max-total-tokens, --max-running-requests and --context-length must be positive")
+	case c.TimeScale < 0.01:
+		return fmt.Errorf("--time-scale %v: it must be at least 0.01", c.TimeScale)
+	}
+	if _, ok := sim.PresetOf(c.GPU); !ok {
+		return fmt.Errorf("--gpu %q: choose one of %s", c.GPU, strings.Join(sim.PresetNames(), ", "))
+	}
+	return nil
+}
+
+// validatePD checks the disaggregation flags.
+func (c *Config) validatePD() error {
+	switch {
 	case !slices.Contains([]Mode{ModeNull, ModePrefill, ModeDecode}, c.Mode):
 		return fmt.Errorf("--disaggregation-mode %q: choose null, prefill or decode", c.Mode)
 	case !slices.Contains(backends(), c.TransferBackend):
@@ -114,13 +131,6 @@ func (c *Config) validate() error {
 		return errors.New("--disaggregation-transfer-backend fake: a prefill worker cannot use it; choose mooncake")
 	case c.DecodeRadix && c.Mode == ModeDecode && c.TransferBackend == "fake":
 		return errors.New("--disaggregation-decode-enable-radix-cache: not with the fake transfer backend")
-	case c.PageSize < 1 || c.MaxTotalTokens < 0 || c.MaxRunning < 1 || c.ContextLength < 2:
-		return errors.New("--page-size, --max-total-tokens, --max-running-requests and --context-length must be positive")
-	case c.TimeScale < 0.01:
-		return fmt.Errorf("--time-scale %v: it must be at least 0.01", c.TimeScale)
-	}
-	if _, ok := sim.PresetOf(c.GPU); !ok {
-		return fmt.Errorf("--gpu %q: choose one of %s", c.GPU, strings.Join(sim.PresetNames(), ", "))
 	}
 	return nil
 }

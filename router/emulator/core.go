@@ -376,13 +376,9 @@ func (c *core) take(s *sequence, budget int) (p part, ok bool) {
 // makeRoom gives every running sequence room for its next token, retracting
 // the latest ones when the pool is full.
 func (c *core) makeRoom() {
-	for i := 0; i < len(c.running); i++ {
-		for !c.running[i].turn.Extend(len(c.running[i].tokens)) {
-			last := c.running[len(c.running)-1]
-			c.retract(last)
-			if i >= len(c.running) {
-				return
-			}
+	for i := range len(c.running) {
+		for i < len(c.running) && !c.running[i].turn.Extend(len(c.running[i].tokens)) {
+			c.retract(c.running[len(c.running)-1])
 		}
 	}
 }

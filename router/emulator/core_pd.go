@@ -9,12 +9,12 @@ import (
 // admissible applies the checks of an engine before any queue (contract §2.2,
 // §2.5).
 func (c *core) admissible(s *sequence) (f finish, ok bool) {
-	if c.cfg.mode != ModeNull && !s.boot.set && !(s.local && c.cfg.localOK) {
+	// A room wins over the flag: the router chose to transfer.
+	s.local = s.local && c.cfg.localOK && !s.boot.set
+	if c.cfg.mode != ModeNull && !s.boot.set && !s.local {
 		return abortFinish(http.StatusBadRequest, fmt.Sprintf(
 			"Invalid request: Disaggregated request received without bootstrap room id. req.rid='%s'", s.rid)), false
 	}
-	// A room wins over the flag: the router chose to transfer.
-	s.local = s.local && c.cfg.localOK && !s.boot.set
 	if most := c.kv.Capacity(); s.prompt > most {
 		return abortFinish(http.StatusBadRequest, fmt.Sprintf(
 			"Request %s exceeds the maximum number of tokens: %d > %d", s.rid, s.prompt, most)), false
@@ -22,6 +22,11 @@ func (c *core) admissible(s *sequence) (f finish, ok bool) {
 	if c.cfg.mode == ModeNull || s.local || s.boot.fake() {
 		return finish{}, true
 	}
+	return c.enterRoom(s)
+}
+
+// enterRoom makes s the one live request of its room.
+func (c *core) enterRoom(s *sequence) (f finish, ok bool) {
 	if s.boot.host == "" && c.cfg.mode == ModeDecode {
 		c.effects = append(c.effects, effect{effectCrash, s})
 		return abortFinish(http.StatusInternalServerError, fmt.Sprintf(

@@ -243,7 +243,9 @@ func (s *Server) loads(w http.ResponseWriter, r *http.Request) {
 		load["disaggregation"] = s.disaggLoad(&st)
 	}
 	if want("queues") {
-		load["queues"] = map[string]any{"waiting": st.waiting, "grammar": 0, "paused": 0, "retracted": st.retracted, "prealloc_ready": 0}
+		load["queues"] = map[string]any{
+			"waiting": st.waiting, "grammar": 0, "paused": 0, "retracted": st.retracted, "prealloc_ready": 0,
+		}
 	}
 	preset, _ := sim.PresetOf(s.cfg.GPU)
 	writeJSON(w, http.StatusOK, map[string]any{
@@ -363,7 +365,7 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) {
 	}
 	var many [][]int32
 	if err := json.Unmarshal(body.Tokens, &many); err != nil {
-		writeFlat(w, http.StatusBadRequest, "BadRequest", "tokens: Input should be a list of integers, or a list of such lists")
+		writeFlat(w, http.StatusBadRequest, "BadRequest", "tokens: Input should be a list of integers or of such lists")
 		return
 	}
 	texts := make([]string, len(many))

@@ -134,8 +134,7 @@ func (p *peers) discover(ctx context.Context, q *sequence) {
 			p.s.engine.do(func(c *core) { c.discovered(q) })
 			return
 		}
-		var mismatch *mismatchError
-		if errors.As(err, &mismatch) {
+		if _, mismatch := errors.AsType[*mismatchError](err); mismatch {
 			break
 		}
 	}

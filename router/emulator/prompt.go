@@ -1,26 +1,16 @@
 package emulator
 
 import (
-	"errors"
-	"net"
 	"strings"
 
 	"github.com/kvc-dev/kvc/router/scan"
 )
-
-func asType[T error](err error, target *T) bool { return errors.As(err, target) }
 
 func trimBrackets(host string) string {
 	if strings.HasPrefix(host, "[") {
 		return strings.Trim(host, "[]")
 	}
 	return host
-}
-
-// isLoopback reports whether host only reaches this machine.
-func isLoopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // chatPrompt renders the messages through the emulator's chat template:

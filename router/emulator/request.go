@@ -2,7 +2,9 @@ package emulator
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/google/uuid"
@@ -119,8 +121,7 @@ func parseParams(b *scan.Body) (p params, err error) {
 		return true
 	})
 	err = json.Unmarshal(append(small, '}'), &p)
-	var typeErr *json.UnmarshalTypeError
-	if asType(err, &typeErr) {
+	if typeErr, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return p, badf("%s: a JSON %s is not valid here", typeErr.Field, typeErr.Value)
 	}
 	if err != nil {
@@ -184,6 +185,12 @@ func (r *request) sampling(p *params, prompts int) ([]sampling, error) {
 		}
 		return repeat(s, prompts), check(s, r.n)
 	}
+	return r.nativeSampling(p, prompts)
+}
+
+// nativeSampling reads /generate's sampling_params: one object for all prompts
+// or a list of them.
+func (r *request) nativeSampling(p *params, prompts int) ([]sampling, error) {
 	raws := []json.RawMessage{p.SamplingParams}
 	if len(p.SamplingParams) > 0 && p.SamplingParams[0] == '[' {
 		if err := json.Unmarshal(p.SamplingParams, &raws); err != nil || len(raws) != prompts {
@@ -192,17 +199,8 @@ func (r *request) sampling(p *params, prompts int) ([]sampling, error) {
 	}
 	out := make([]sampling, 0, prompts)
 	for _, raw := range raws {
-		sp := samplingParams{}
-		if len(raw) > 0 {
-			if err := json.Unmarshal(raw, &sp); err != nil {
-				return nil, badf("sampling_params: %v", err)
-			}
-		}
-		s := sampling{maxNew: defaultMaxNew, ignoreEOS: sp.IgnoreEOS, stop: sp.Stop, stopIDs: sp.StopTokenIDs}
-		deref(&s.maxNew, sp.MaxNewTokens)
-		deref(&s.minNew, sp.MinNewTokens)
-		deref(&r.n, sp.N)
-		if err := check(s, r.n); err != nil {
+		s, err := r.native(raw)
+		if err != nil {
 			return nil, err
 		}
 		out = append(out, s)
@@ -211,6 +209,20 @@ func (r *request) sampling(p *params, prompts int) ([]sampling, error) {
 		return repeat(out[0], prompts), nil
 	}
 	return out, nil
+}
+
+func (r *request) native(raw json.RawMessage) (sampling, error) {
+	sp := samplingParams{}
+	if len(raw) > 0 {
+		if err := json.Unmarshal(raw, &sp); err != nil {
+			return sampling{}, badf("sampling_params: %v", err)
+		}
+	}
+	s := sampling{maxNew: defaultMaxNew, ignoreEOS: sp.IgnoreEOS, stop: sp.Stop, stopIDs: sp.StopTokenIDs}
+	deref(&s.maxNew, sp.MaxNewTokens)
+	deref(&s.minNew, sp.MinNewTokens)
+	deref(&r.n, sp.N)
+	return s, check(s, r.n)
 }
 
 func check(s sampling, n int) error {
@@ -266,7 +278,7 @@ func (r *request) build(p *params, prompts [][]int32, smp []sampling) error {
 
 func newRID() string {
 	id := uuid.New()
-	return fmt.Sprintf("%x", id[:])
+	return hex.EncodeToString(id[:])
 }
 
 func requestIDs(raw json.RawMessage, prompts int) ([]string, error) {

@@ -2,6 +2,7 @@ package emulator
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -137,10 +138,8 @@ func (o *outbox) take() batch {
 
 // stopMatch looks for a stop condition at the newest token.
 func (s *sequence) stopMatch(id int32) (f finish, ok bool) {
-	for _, stop := range s.sampling.stopIDs {
-		if id == stop {
-			return finish{kind: "stop", matchID: id}, true
-		}
+	if slices.Contains(s.sampling.stopIDs, id) {
+		return finish{kind: "stop", matchID: id}, true
 	}
 	if len(s.sampling.stop) == 0 {
 		return finish{}, false

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -62,7 +63,7 @@ func New(cfg Config, log *slog.Logger) (*Server, error) {
 // listen opens the sockets of the engine's mode.
 func (s *Server) listen() (err error) {
 	open := func(what string, port int) (net.Listener, error) {
-		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", net.JoinHostPort(s.cfg.Host, fmt.Sprint(port)))
+		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", net.JoinHostPort(s.cfg.Host, strconv.Itoa(port)))
 		if err != nil {
 			return nil, fmt.Errorf("open the %s port: %w; choose another with its flag", what, err)
 		}

@@ -1,6 +1,9 @@
 package radix
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Check verifies every invariant of the cache and describes the first one that
 // is broken. It walks the whole tree: for tests.
@@ -49,18 +52,28 @@ func (c *Cache) checkEdge(n, k *node, h uint64) error {
 	case len(k.key) == 0 || len(k.key)%c.cfg.PageSize != 0:
 		return fmt.Errorf("a node holds %d tokens, not whole pages of %d", len(k.key), c.cfg.PageSize)
 	case c.first(k.key) != h:
-		return fmt.Errorf("a node is filed under another page's hash")
+		return errors.New("a node is filed under another page's hash")
+	}
+	if err := c.checkHeld(n, k); err != nil {
+		return err
+	}
+	for s := k.next; s != nil; s = s.next {
+		if c.common(s.key, k.key) > 0 {
+			return errors.New("two siblings share a first page")
+		}
+	}
+	return nil
+}
+
+// checkHeld verifies what each node must share with its parent n.
+func (c *Cache) checkHeld(n, k *node) error {
+	switch {
 	case k.locks < 0 || n != c.root && n.locks < k.locks:
 		return fmt.Errorf("locks are not counted along the path: parent %d, child %d", n.locks, k.locks)
 	case k.used > c.tick || n != c.root && n.used < k.used:
 		return fmt.Errorf("recency does not grow towards the root: parent %d, child %d", n.used, k.used)
 	case c.cfg.Hash != nil && len(k.hashes)*c.cfg.PageSize != len(k.key):
 		return fmt.Errorf("a node of %d tokens has %d page hashes", len(k.key), len(k.hashes))
-	}
-	for s := k.next; s != nil; s = s.next {
-		if c.common(s.key, k.key) > 0 {
-			return fmt.Errorf("two siblings share a first page")
-		}
 	}
 	return nil
 }
