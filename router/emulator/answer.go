@@ -27,10 +27,21 @@ func (a *answer) collect() {
 	}
 	b.tokens = nil
 	a.batch = b
-	if b.done && b.finish.matchStr != "" {
-		a.text = a.text[:stopAt(a.text, b.finish.matchStr)]
-		a.sent = min(a.sent, len(a.text))
+	if b.done && b.finish.kind == "stop" {
+		a.trim(b.finish)
 	}
+}
+
+// trim drops what stopped the answer from its text; the ids keep it.
+func (a *answer) trim(f finish) {
+	keep := len(a.text)
+	if f.matchStr != "" {
+		keep = stopAt(a.text, f.matchStr)
+	} else {
+		keep -= len(appendText(nil, f.matchID))
+	}
+	a.text = a.text[:max(keep, 0)]
+	a.sent = min(a.sent, len(a.text))
 }
 
 // stopAt is where a stop string begins; text from there on is not returned.

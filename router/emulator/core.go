@@ -152,8 +152,8 @@ func (c *core) limit(s *sequence) int {
 }
 
 // finish ends a sequence: its KV is unlocked, its place is freed, its handler
-// told.
-func (c *core) finish(s *sequence, f finish) {
+// told. last are tokens that come with the end.
+func (c *core) finish(s *sequence, f finish, last ...int32) {
 	if s.state == stateDone {
 		return
 	}
@@ -167,6 +167,7 @@ func (c *core) finish(s *sequence, f finish) {
 	s.state, s.doneAt = stateDone, c.now
 	delete(c.seqs, s)
 	s.out.put(func(b *batch) {
+		b.tokens = append(b.tokens, last...)
 		b.done, b.finish = true, f
 		b.cached, b.retractions, b.latency = s.reported, s.retractions, s.doneAt-s.arrived
 	})
@@ -447,12 +448,12 @@ func (c *core) generate(s *sequence, id int32) {
 	}
 	s.tokens = append(s.tokens, id)
 	c.count.generated(c.now)
-	s.out.put(func(b *batch) { b.tokens, b.cached = append(b.tokens, id), s.reported })
 
 	f, over := s.stopMatch(id)
 	switch {
 	case over:
 	case s.generated() < s.writer.total():
+		s.out.put(func(b *batch) { b.tokens, b.cached = append(b.tokens, id), s.reported })
 		return
 	case s.writer.stop:
 		f = finish{kind: "stop", matchID: tokEnd}
@@ -463,5 +464,5 @@ func (c *core) generate(s *sequence, id int32) {
 	if s.turn != nil && !s.boot.fake() {
 		s.turn.Commit(s.tokens[:len(s.tokens)-1])
 	}
-	c.finish(s, f)
+	c.finish(s, f, id)
 }

@@ -105,8 +105,7 @@ func (c *core) transferred(s *sequence) {
 	}
 	s.firstAt = c.now
 	c.count.generated(c.now)
-	s.out.put(func(b *batch) { b.tokens, b.cached = append(b.tokens, s.first), s.reported })
-	c.finish(s, finish{kind: "length"})
+	c.finish(s, finish{kind: "length"}, s.first)
 }
 
 // transferFailed is a prefill worker losing its decode side.

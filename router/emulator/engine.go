@@ -14,7 +14,7 @@ const tick = 2 * time.Millisecond
 // engine runs a core on the wall clock.
 type engine struct {
 	scale float64
-	start time.Time
+	clock func() time.Duration // emulated time since the start
 	kick  chan struct{}
 
 	mu   sync.Mutex
@@ -26,18 +26,15 @@ type engine struct {
 }
 
 func newEngine(cfg coreConfig, scale float64) *engine {
-	return &engine{scale: scale, start: time.Now(), kick: make(chan struct{}, 1), core: newCore(cfg)}
-}
-
-// now is emulated time since the start.
-func (e *engine) now() time.Duration {
-	return time.Duration(float64(time.Since(e.start)) * e.scale)
+	start := time.Now()
+	clock := func() time.Duration { return time.Duration(float64(time.Since(start)) * scale) }
+	return &engine{scale: scale, clock: clock, kick: make(chan struct{}, 1), core: newCore(cfg)}
 }
 
 // do runs f on the core at the present time and carries out what follows.
 func (e *engine) do(f func(*core)) {
 	e.mu.Lock()
-	e.core.advance(e.now())
+	e.core.advance(e.clock())
 	f(e.core)
 	effects := e.core.effects
 	e.core.effects = nil
@@ -77,7 +74,7 @@ func (e *engine) run(ctx context.Context) {
 // turn advances the core and returns how long it may be left alone.
 func (e *engine) turn() time.Duration {
 	e.mu.Lock()
-	e.core.advance(e.now())
+	e.core.advance(e.clock())
 	at, coarse, ok := e.core.next()
 	effects := e.core.effects
 	e.core.effects = nil
@@ -89,7 +86,7 @@ func (e *engine) turn() time.Duration {
 	if !ok {
 		return time.Hour
 	}
-	wait := time.Duration(float64(at-e.now()) / e.scale)
+	wait := time.Duration(float64(at-e.clock()) / e.scale)
 	if coarse {
 		wait = max(wait, tick)
 	}

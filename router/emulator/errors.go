@@ -20,8 +20,9 @@ type flatError struct {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// A client that is gone needs no answer.
-	_ = json.NewEncoder(noNewline{w}).Encode(v)
+	e := json.NewEncoder(noNewline{w})
+	e.SetEscapeHTML(false)
+	_ = e.Encode(v) // a client that is gone needs no answer
 }
 
 // noNewline drops the newline that json.Encoder ends with.

@@ -15,7 +15,7 @@ import (
 )
 
 // starting reports whether the engine still loads its model.
-func (s *Server) starting() bool { return s.engine.now() < s.cfg.StartupDelay }
+func (s *Server) starting() bool { return s.engine.clock() < s.cfg.StartupDelay }
 
 // health is a real generation of one token, polled once a second, so that a
 // healthy answer takes at least a second and a stuck scheduler fails it
@@ -75,10 +75,16 @@ func (s *Server) model(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, s.modelCard())
 		return
 	}
-	writeJSON(w, http.StatusNotFound, map[string]any{"error": map[string]any{
-		"message": fmt.Sprintf("The model '%s' does not exist", id),
-		"type":    "invalid_request_error", "param": "model", "code": "model_not_found",
-	}})
+	type body struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+		Param   string `json:"param"`
+		Code    string `json:"code"`
+	}
+	msg := fmt.Sprintf("The model '%s' does not exist", id)
+	writeJSON(w, http.StatusNotFound, map[string]body{
+		"error": {msg, "invalid_request_error", "model", "model_not_found"},
+	})
 }
 
 func (s *Server) modelInfo(w http.ResponseWriter, _ *http.Request) {

@@ -53,19 +53,26 @@ func (w *writer) token(i int) int32 {
 	if w.stop && i >= w.words {
 		return tokEnd
 	}
-	const consonants, vowels = "bcdfghjklmnprstvwz", "aeiou"
-	r := mix(w.state + uint64(i))
-	pick := func(s string) int32 {
-		c := s[r%uint64(len(s))]
-		r /= uint64(len(s))
-		return int32(c)
-	}
+	const wordLen = 3
+	k := mix(w.state+uint64(i)) % uint64(len(vocabulary)/(wordLen+1)) * (wordLen + 1)
 	end := int32(' ')
 	if i == w.words-1 {
 		end = '.' // a client that trims white space keeps every token
 	}
-	return 3<<asciiShift | pick(consonants) | pick(vowels)<<7 | pick(consonants)<<14 | end<<21
+	v := vocabulary[k:]
+	return 3<<asciiShift | int32(v[0]) | int32(v[1])<<7 | int32(v[2])<<14 | end<<21
 }
+
+// vocabulary is words of three letters, each followed by a space.
+const vocabulary = "" +
+	"ace act add age aid aim air all and any arc are ark arm art ash ask bag bar bat bay bed bee bet big bit " +
+	"box bud bus but buy cab cap car cat cow cry cup cut day dew did dig dog dot dry due ear eat egg elm end " +
+	"era eve eye fan far few fig fit fix fly fog for fox fun fur gap gas get gem got had has hat hay hen her " +
+	"hid him his hit hop hot how hub hut ice ill ink inn its ivy jam jar jet job joy key kit lab law lay led " +
+	"leg let lid lip lit log lot low map mat may men met mix mud mug nap net new nod nor not now nut oak oar " +
+	"oat odd off oil old one orb ore our out owl own pad pan paw pay pea pen pie pin pit pot put ram ran raw " +
+	"ray red rib rid rim rod row run rye sad sap saw sea see set she shy sit six sky son sow spy sun tan tap " +
+	"tar tea ten the tie tin toe ton top toy "
 
 // mix is the finaliser of splitmix64.
 func mix(x uint64) uint64 {
