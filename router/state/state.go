@@ -167,22 +167,36 @@ func (s *State) SetWorkers(ws []Worker) error {
 }
 
 // retire marks the workers that are not in ws as gone and returns their slots,
-// whose blocks are to be swept before anyone else gets the slot.
+// whose blocks are to be swept before anyone else gets the slot. Where belief is
+// kept (Q15, the letter) a slot is given up only when the new workers need it.
 func (s *State) retire(ws []Worker) (gone []int) {
+	free := MaxWorkers - len(s.slots)
+	for _, w := range ws {
+		if _, ok := s.slotOf[w.ID]; !ok {
+			free--
+		}
+	}
 	for i := range s.slots {
 		sl := &s.slots[i]
-		if sl.id == "" || slices.ContainsFunc(ws, func(w Worker) bool { return w.ID == sl.id }) {
+		if sl.id == "" {
+			free++
+			continue
+		}
+		if slices.ContainsFunc(ws, func(w Worker) bool { return w.ID == sl.id }) {
 			continue
 		}
 		sl.live = false
-		if s.params.Incarnations == kvc.IncarnationsKept && len(s.slots) < MaxWorkers {
-			continue
+		if s.params.Incarnations != kvc.IncarnationsKept || free < 0 {
+			free++
+			gone = append(gone, i)
 		}
+	}
+	for _, i := range gone {
+		sl := &s.slots[i]
 		delete(s.slotOf, sl.id)
 		s.known.remove(i)
 		s.spans.forget(i)
 		*sl = slot{gen: sl.gen + 1}
-		gone = append(gone, i)
 	}
 	return gone
 }
