@@ -138,6 +138,7 @@ func NewLedger(c LedgerConfig) *Ledger {
 // reset drops everything resident and promised. Counters of the past stay.
 func (l *Ledger) reset() {
 	l.root = &node{owner: Shared, lock: 1, prot: 1}
+	l.root.older, l.root.newer = l.root, l.root
 	l.blocks = map[block.Hash]*node{}
 	l.leaves, l.guarded, l.due = nil, nil, nil
 	l.sessions = map[SessionKey]*session{}
@@ -158,8 +159,10 @@ func (l *Ledger) Begin(lease, attempt string, now time.Time) (Reason, bool) {
 	}
 	reserves := t.held != nil
 	l.ungrant(t)
-	if !reserves {
-		t.plan = l.plan(&t.q) // a promise holds nothing, so look again
+	// Look again: a promise held nothing, and meanwhile another turn may have
+	// made more of the prompt resident.
+	if p := l.plan(&t.q); !reserves || p.resident > t.plan.resident {
+		t.plan = p
 	}
 	l.start(t)
 	return ReasonNone, true
@@ -195,6 +198,7 @@ func (l *Ledger) start(t *turn) {
 	t.held = t.plan.held
 	l.lockPath(t.held)
 	l.touch(t.held)
+	l.touch(t.plan.base) // after its tail, so that a block never looks older than what hangs on it
 	t.tokens = l.room(t.plan.missing + t.plan.reserve)
 	l.used += t.tokens
 	l.locked += t.tokens
@@ -463,19 +467,4 @@ func (l *Ledger) flush() {
 		l.emit(Change{Kind: ChangeSession, Session: s.info()})
 	}
 	l.dirty = l.dirty[:0]
-}
-
-// OwnedBlocks is one owner's resident blocks, in chain order per chain.
-type OwnedBlocks struct {
-	Owner  SessionKey
-	Blocks []block.Hash
-}
-
-// Snapshot is the ledger's whole durable state: the feed's snapshot and the
-// journal are both made of it.
-type Snapshot struct {
-	Sessions []SessionInfo
-	Blocks   []OwnedBlocks
-	// Chain order and token counts needed by Restore; opaque to others.
-	State []byte
 }

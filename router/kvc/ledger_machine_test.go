@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/kvc-dev/kvc/router/block"
@@ -26,6 +27,11 @@ type machine struct {
 	asked   map[string]askedBefore
 	chains  map[SessionKey][]block.Hash // last prompt of each session
 	next    block.Hash
+	// The LRU oracle: every block's last use, touched one by one along the whole
+	// path, and the latest use among what the last action evicted.
+	use     map[block.Hash]int
+	tick    int
+	evicted int
 }
 
 type askedBefore struct {
@@ -49,7 +55,7 @@ func newMachine(t *rapid.T, p Params) *machine {
 	return &machine{
 		l: NewLedger(cfg), cfg: cfg, follow: newReplica(), now: time.Unix(1000, 0),
 		attempt: map[string]string{}, asked: map[string]askedBefore{},
-		chains: map[SessionKey][]block.Hash{}, next: 1,
+		chains: map[SessionKey][]block.Hash{}, next: 1, use: map[block.Hash]int{},
 	}
 }
 
@@ -94,6 +100,16 @@ func (m *machine) question(t *rapid.T) Question {
 		q.Lineage = "a"
 	}
 	return q
+}
+
+// touch notes a use of the resident part of a chain.
+func (m *machine) touch(chain []block.Hash) {
+	m.tick++
+	for _, h := range chain {
+		if m.l.blocks[h] != nil {
+			m.use[h] = m.tick
+		}
+	}
 }
 
 func (m *machine) admit(t *rapid.T) {
@@ -159,6 +175,8 @@ func (m *machine) begin(t *rapid.T) {
 	}
 	if ok {
 		m.running = append(m.running, attempt)
+		m.drain(t)
+		m.touch(m.l.turns[attempt].q.Blocks)
 	}
 	if _, again := m.l.Begin(lease.ID, attempt, m.now); again {
 		t.Fatal("a lease was presented twice")
@@ -175,6 +193,8 @@ func (m *machine) unadmitted(t *rapid.T) {
 		t.Fatalf("Fits said yes, yet only %d of %d tokens were allocated", tn.tokens, want)
 	}
 	m.running = append(m.running, q.Attempt)
+	m.drain(t)
+	m.touch(q.Blocks)
 }
 
 func (m *machine) end(t *rapid.T) {
@@ -194,9 +214,13 @@ func (m *machine) end(t *rapid.T) {
 		CompletionTokens: rapid.IntRange(0, 300).Draw(t, "answer"),
 	}
 	o := rapid.SampledFrom([]Outcome{OutcomeOK, OutcomeOK, OutcomeOK, OutcomeError, OutcomeCancelled}).Draw(t, "outcome")
+	blocks := m.l.turns[attempt].q.Blocks
 	m.l.End(attempt, u, o, m.now)
 	if turns := countTurns(m.drain(t)); turns != 1 {
 		t.Fatalf("End made %d turn changes, want 1", turns)
+	}
+	if o == OutcomeOK {
+		m.touch(blocks)
 	}
 	g := m.l.Gauges(m.now)
 	m.l.End(attempt, u, OutcomeOK, m.now)
@@ -221,6 +245,14 @@ func (m *machine) drain(t *rapid.T) []Change {
 	if err := m.follow.apply(cs); err != nil {
 		t.Fatal(err)
 	}
+	for _, c := range cs {
+		if c.Kind == ChangeEvict {
+			for _, h := range c.Blocks {
+				m.evicted = max(m.evicted, m.use[h])
+				delete(m.use, h)
+			}
+		}
+	}
 	return cs
 }
 
@@ -231,6 +263,53 @@ func (m *machine) check(t *rapid.T) {
 	m.drain(t)
 	if err := m.follow.agrees(m.l); err != nil {
 		t.Fatal(err)
+	}
+	for _, n := range m.l.leaves {
+		if !n.tail && m.use[n.hash] < m.evicted {
+			t.Fatalf("block %x, last used at %d, survived one used at %d: not LRU", n.hash, m.use[n.hash], m.evicted)
+		}
+	}
+	m.evicted = 0
+}
+
+// restart replaces the ledger by one restored from its snapshot, as a sidecar
+// that was killed does: what ran or was leased is gone, residency is not.
+func (m *machine) restart(t *rapid.T) {
+	if rapid.IntRange(0, 4).Draw(t, "rarely") != 0 {
+		return
+	}
+	snap := m.l.Snapshot()
+	l := NewLedger(m.l.cfg)
+	if err := l.Restore(snap); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Changes()) != 0 {
+		t.Fatal("Restore made changes: followers would apply them twice")
+	}
+	if len(l.blocks) != len(m.l.blocks) {
+		t.Fatalf("restored %d blocks of %d", len(l.blocks), len(m.l.blocks))
+	}
+	for h, n := range m.l.blocks {
+		if got := l.blocks[h]; got == nil || got.owner != n.owner || got.cum != n.cum || got.depth != n.depth {
+			t.Fatalf("block %x came back as %+v, was %+v", h, got, n)
+		}
+	}
+	quiet := len(m.l.turns) == 0 || (len(m.l.leases) == 0 && m.l.active == 0)
+	if quiet && len(l.sessions) == len(m.l.sessions) {
+		if diff := cmp.Diff(snap, l.Snapshot()); diff != "" {
+			t.Fatalf("snapshot of the restored ledger (-was +is):\n%s", diff)
+		}
+	}
+	m.l, m.running, m.leases = l, nil, nil
+	m.asked = map[string]askedBefore{}
+	m.follow = newReplica()
+	for _, s := range l.Snapshot().Sessions {
+		m.follow.sessions[s.Key] = s
+	}
+	for _, o := range l.Snapshot().Blocks {
+		for _, h := range o.Blocks {
+			m.follow.blocks[h] = o.Owner
+		}
 	}
 }
 
@@ -258,6 +337,7 @@ func (m *machine) actions() map[string]func(*rapid.T) {
 				m.l.Clear(m.now)
 			}
 		},
+		"restart": m.restart,
 		"wait": func(t *rapid.T) {
 			m.now = m.now.Add(time.Duration(rapid.IntRange(0, 100).Draw(t, "seconds")) * time.Second)
 			if next := m.l.Tick(m.now); next <= 0 {

@@ -189,11 +189,8 @@ func (l *Ledger) credit(t *turn, s *session, u Usage) {
 			l.attach(rest)
 		}
 	}
-	l.unlockPath(leaf)
 	l.touch(leaf)
-	if rest != nil {
-		l.touch(rest)
-	}
+	l.unlockPath(leaf)
 	if s != nil {
 		l.place(s, leaf, rest)
 		s.outputs.add(max(u.CompletionTokens, 0))

@@ -27,6 +27,10 @@ type node struct {
 	stamp  uint64 // last use; an inner node's counts once it is a leaf
 	slot   int
 
+	// All blocks in the order in which they came, so parents first.
+	older, newer *node
+	index        int // in the snapshot being made; the root's is 0
+
 	tail bool
 	// sits are the sessions whose last prompt ends here (blocks), or the one
 	// that may continue here (tails; none when the tail is garbage).
@@ -130,6 +134,8 @@ func (l *Ledger) attach(n *node) {
 	if !n.tail {
 		n.depth++
 		l.blocks[n.hash] = n
+		n.older, n.newer = l.root.older, l.root
+		n.older.newer, n.newer.older = n, n
 		if n.owner != Shared {
 			l.exclusive += n.weight
 		}
@@ -149,6 +155,7 @@ func (l *Ledger) detach(n *node) {
 	l.used -= n.weight
 	if !n.tail {
 		delete(l.blocks, n.hash)
+		n.older.newer, n.newer.older = n.newer, n.older
 		if n.owner != Shared {
 			l.exclusive -= n.weight
 		}
@@ -199,13 +206,10 @@ func (l *Ledger) room(n int) int {
 	return max(0, min(n, l.cfg.CapacityTokens-l.used))
 }
 
-// touch makes n the most recently used.
+// touch makes n the most recently used. n is in no heap.
 func (l *Ledger) touch(n *node) {
 	l.uses++
 	n.stamp = l.uses
-	if n.slot > 0 {
-		l.leaves.down(n.slot - 1)
-	}
 }
 
 // share marks the chain up to n as used by lineage: blocks of another lineage
