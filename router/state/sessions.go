@@ -48,6 +48,7 @@ type session struct {
 	rejects []reject
 	homes   []home
 	outputs quantile
+	order   order
 
 	newer, older *session
 }
@@ -79,7 +80,7 @@ func (t *table) get(key kvc.SessionKey, now int64) *session {
 }
 
 func (t *table) expired(s *session, now int64) bool {
-	return s.turns == 0 && t.ttl > 0 && now-s.used > t.ttl
+	return s.turns == 0 && !s.order.busy && t.ttl > 0 && now-s.used > t.ttl
 }
 
 // touch returns the session, made if need be, as the most recently used one,

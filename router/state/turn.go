@@ -23,7 +23,8 @@ type Turn struct {
 	running  held
 	streamed bool
 	over     bool
-	credit   held // the worker that was credited with blocks[from:] at the first byte
+	ordered  *session // whose order this turn holds (Enter)
+	credit   held     // the worker that was credited with blocks[from:] at the first byte
 	from     int
 }
 
@@ -193,6 +194,9 @@ func (t *Turn) finish(o kvc.Outcome) (debit []block.Hash, slot int) {
 	t.view.now = t.s.now()
 	t.d.Done(o)
 	t.settle()
+	if t.ordered != nil {
+		t.ordered.order.leave()
+	}
 	served := o == kvc.OutcomeOK && t.streamed
 	if t.view.ss == nil {
 		return nil, 0
