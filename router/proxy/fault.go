@@ -196,9 +196,9 @@ func why(ctx context.Context, err error) *fault {
 	case cause != nil:
 		return clientGone()
 	case errors.Is(err, errBreaker):
-		f := transportFault(err)
-		f.neutral = true
-		return f
+		// Nobody was asked: the worker is out of the fleet for a while (R68).
+		return &fault{outcome: telemetry.OutcomeUnavailable, retry: telemetry.RetryTransport, neutral: true,
+			err: err, refusal: noWorker()}
 	}
 	return transportFault(err)
 }

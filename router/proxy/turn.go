@@ -152,7 +152,9 @@ func (t *turn) drive() kvc.Outcome {
 // retry tells the machine that an attempt failed before its first byte, when
 // another one is safe and could help.
 func (t *turn) retry(f *fault) bool {
-	t.last = f
+	if t.last == nil || !errors.Is(f.err, errBreaker) {
+		t.last = f // an open breaker says less than what opened it
+	}
 	if f.retry == "" || t.r.Context().Err() != nil {
 		return false
 	}
