@@ -61,7 +61,7 @@ func validateExtraArgs(s *KVCPoolSpec, at *field.Path) field.ErrorList {
 	for i, arg := range args {
 		flag, value, hasValue := strings.Cut(arg, "=")
 		if !strings.HasPrefix(flag, "-") {
-			if i == 0 || !strings.HasPrefix(args[i-1], "-") {
+			if i == 0 || !strings.HasPrefix(args[i-1], "-") || strings.Contains(args[i-1], "=") {
 				errs = append(errs, field.Invalid(at.Index(i), arg, "a flag starts with --; write --flag=value"))
 			}
 			continue

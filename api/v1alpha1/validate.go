@@ -44,9 +44,7 @@ func validateName(name string, at *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(at, name,
 			fmt.Sprintf("is longer than %d characters; shorten it, since child names add to it", maxPoolName)))
 	}
-	for _, msg := range validation.IsDNS1123Label(name) {
-		errs = append(errs, field.Invalid(at, name, msg))
-	}
+	errs = append(errs, named(at, name, validation.IsDNS1123Label(name))...)
 	return errs
 }
 
@@ -146,6 +144,14 @@ func concat(lists ...field.ErrorList) field.ErrorList {
 		out = append(out, l...)
 	}
 	return out
+}
+
+// named turns what a validator of names says into at most one error.
+func named(at *field.Path, name string, complaints []string) field.ErrorList {
+	if len(complaints) == 0 {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(at, name, strings.Join(complaints, "; "))}
 }
 
 // oneOf refuses a value outside a closed set.

@@ -18,9 +18,7 @@ func validateEngine(s *KVCPoolSpec, at *field.Path) field.ErrorList {
 		validateKVTier(e.KVTier, at.Child("kvTier")),
 		validateExtraArgs(s, at.Child("extraArgs")),
 	)
-	for _, msg := range validation.IsQualifiedName(e.GPUResource) {
-		errs = append(errs, field.Invalid(at.Child("gpuResource"), e.GPUResource, msg))
-	}
+	errs = append(errs, named(at.Child("gpuResource"), e.GPUResource, validation.IsQualifiedName(e.GPUResource))...)
 	if e.ShmSize.Sign() <= 0 {
 		errs = append(errs, field.Invalid(at.Child("shmSize"), e.ShmSize.String(), "must be more than 0, such as 16Gi"))
 	}

@@ -114,9 +114,7 @@ func validateTopology(t *TopologySpec, at *field.Path) field.ErrorList {
 			errs = append(errs, field.Duplicate(level.Child("name"), l.Name))
 		}
 		seen[l.Name] = true
-		for _, msg := range validation.IsQualifiedName(l.NodeLabelKey) {
-			errs = append(errs, field.Invalid(level.Child("nodeLabelKey"), l.NodeLabelKey, msg))
-		}
+		errs = append(errs, named(level.Child("nodeLabelKey"), l.NodeLabelKey, validation.IsQualifiedName(l.NodeLabelKey))...)
 	}
 	if t.Pairing != nil {
 		pairing := at.Child("pairing")
@@ -137,9 +135,7 @@ func validateRDMA(r *RDMASpec, at *field.Path) field.ErrorList {
 			"mode DevicePlugin needs the extended resource of a device, such as rdma/hca"))
 	}
 	if r.ResourceName != "" {
-		for _, msg := range validation.IsQualifiedName(r.ResourceName) {
-			errs = append(errs, field.Invalid(at.Child("resourceName"), r.ResourceName, msg))
-		}
+		errs = append(errs, named(at.Child("resourceName"), r.ResourceName, validation.IsQualifiedName(r.ResourceName))...)
 	}
 	return errs
 }

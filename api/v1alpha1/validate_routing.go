@@ -45,9 +45,7 @@ func validateSLOClasses(classes []SLOClass, at *field.Path) field.ErrorList {
 			errs = append(errs, field.Duplicate(item.Child("name"), c.Name))
 		}
 		seen[c.Name] = true
-		for _, msg := range validation.IsDNS1123Label(c.Name) {
-			errs = append(errs, field.Invalid(item.Child("name"), c.Name, msg))
-		}
+		errs = append(errs, named(item.Child("name"), c.Name, validation.IsDNS1123Label(c.Name))...)
 		errs = append(errs, concat(
 			between(item.Child("ttftMilliseconds"), c.TTFTMilliseconds, 1, math.MaxInt32),
 			between(item.Child("itlMilliseconds"), c.ITLMilliseconds, 1, math.MaxInt32),
@@ -61,9 +59,7 @@ func validateSLOClasses(classes []SLOClass, at *field.Path) field.ErrorList {
 func validateSession(s *RouterSession, at *field.Path) field.ErrorList {
 	errs := between(at.Child("ttlSeconds"), s.TTLSeconds, 1, 604800)
 	for i, h := range s.Headers {
-		for _, msg := range validation.IsHTTPHeaderName(h) {
-			errs = append(errs, field.Invalid(at.Child("headers").Index(i), h, msg))
-		}
+		errs = append(errs, named(at.Child("headers").Index(i), h, validation.IsHTTPHeaderName(h))...)
 	}
 	for i, f := range s.BodyFields {
 		if f == "" {
