@@ -125,15 +125,57 @@ func TestResolveDirectPath(t *testing.T) {
 		mode    ScalingMode
 		want    DirectPath
 	}{
-		"Auto on the Emulator":                          {EngineEmulator, DirectPathAuto, 1, ScalingStatic, DirectPathConditionalAggregation},
-		"Auto on the Emulator without prefill":          {EngineEmulator, DirectPathAuto, 0, ScalingStatic, DirectPathConditionalAggregation},
-		"Auto on SGLang with prefill":                   {EngineSGLang, DirectPathAuto, 2, ScalingStatic, DirectPathDeltaTransfer},
-		"Auto on SGLang without prefill":                {EngineSGLang, DirectPathAuto, 0, ScalingStatic, DirectPathUnified},
-		"Auto with a prefill role that may scale":       {EngineSGLang, DirectPathAuto, 0, ScalingExternal, DirectPathDeltaTransfer},
-		"an explicit choice stands":                     {EngineSGLang, DirectPathNativeAdmission, 1, ScalingStatic, DirectPathNativeAdmission},
-		"an explicit choice stands on the Emulator":     {EngineEmulator, DirectPathUnified, 0, ScalingStatic, DirectPathUnified},
-		"an absent choice is Auto":                      {EngineSGLang, "", 1, ScalingStatic, DirectPathDeltaTransfer},
-		"absent prefill counts as one: not yet Unified": {EngineSGLang, DirectPathAuto, -1, ScalingStatic, DirectPathDeltaTransfer},
+		"Auto on the Emulator": {
+			EngineEmulator,
+			DirectPathAuto,
+			1,
+			ScalingStatic,
+			DirectPathConditionalAggregation,
+		},
+		"Auto on the Emulator without prefill": {
+			EngineEmulator,
+			DirectPathAuto,
+			0,
+			ScalingStatic,
+			DirectPathConditionalAggregation,
+		},
+		"Auto on SGLang with prefill": {
+			EngineSGLang,
+			DirectPathAuto,
+			2,
+			ScalingStatic,
+			DirectPathDeltaTransfer,
+		},
+		"Auto on SGLang without prefill": {EngineSGLang, DirectPathAuto, 0, ScalingStatic, DirectPathUnified},
+		"Auto with a prefill role that may scale": {
+			EngineSGLang,
+			DirectPathAuto,
+			0,
+			ScalingExternal,
+			DirectPathDeltaTransfer,
+		},
+		"an explicit choice stands": {
+			EngineSGLang,
+			DirectPathNativeAdmission,
+			1,
+			ScalingStatic,
+			DirectPathNativeAdmission,
+		},
+		"an explicit choice stands on the Emulator": {
+			EngineEmulator,
+			DirectPathUnified,
+			0,
+			ScalingStatic,
+			DirectPathUnified,
+		},
+		"an absent choice is Auto": {EngineSGLang, "", 1, ScalingStatic, DirectPathDeltaTransfer},
+		"absent prefill counts as one: not yet Unified": {
+			EngineSGLang,
+			DirectPathAuto,
+			-1,
+			ScalingStatic,
+			DirectPathDeltaTransfer,
+		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

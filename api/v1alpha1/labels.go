@@ -24,7 +24,7 @@ const (
 	AnnotationDrainSoftDeadline = "kvc.dev/drain-soft-deadline" // manager: RFC 3339
 	AnnotationDrainDeadline     = "kvc.dev/drain-deadline"      // manager: RFC 3339
 	AnnotationDrainRequested    = "kvc.dev/drain-requested"     // kvc drain: "true"
-	AnnotationPorts             = "kvc.dev/ports"               // set controller: JSON of build.Ports; absent means the defaults
+	AnnotationPorts             = "kvc.dev/ports"               // set controller: JSON of build.Ports; absent = defaults
 	AnnotationTopology          = "kvc.dev/topology"            // manager → router: JSON, level to domain
 	AnnotationBootstrapPort     = "sglang.ai/bootstrap-port"    // build → SGLang's own gateway
 )

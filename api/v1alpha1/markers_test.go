@@ -216,7 +216,7 @@ func TestEnumsAreThoseOfTheMarkers(t *testing.T) {
 			if e.Field != path || !strings.Contains(e.ErrorBody(), "supported values:") {
 				continue
 			}
-			for _, value := range strings.Split(enum, ";") {
+			for value := range strings.SplitSeq(enum, ";") {
 				if !strings.Contains(e.ErrorBody(), strconv.Quote(value)) {
 					t.Errorf("%s: %q is in the enum and not in %q", path, value, e.ErrorBody())
 				}

@@ -7,6 +7,9 @@ import (
 	"testing"
 )
 
+// head is the beginning of a valid manifest of five lines.
+const head = "apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\nmetadata: {name: p}\nspec:\n  model: {name: m}\n"
+
 func TestShortManifestIsComplete(t *testing.T) {
 	p := mustPool(t, short)
 	if got := ResolveDirectPath(&p.Spec); got != DirectPathDeltaTransfer {
@@ -35,7 +38,6 @@ func TestSamplesAreValid(t *testing.T) {
 
 // Every refusal names the file, the line, the field and the remedy.
 func TestParsePoolRefuses(t *testing.T) {
-	const head = "apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\nmetadata: {name: p}\nspec:\n  model: {name: m}\n"
 	cases := map[string]struct{ manifest, want string }{
 		"an empty file":    {"", "pool.yaml: the file is empty; it should hold a KVCPool"},
 		"only a separator": {"---\n", "pool.yaml: the file is empty; it should hold a KVCPool"},
@@ -81,7 +83,8 @@ func TestParsePoolRefuses(t *testing.T) {
 			"pool.yaml:8: spec.decode.nodesPerReplica: Invalid value: 3: does not divide tensorParallelSize 4"},
 		"an item of a list": {head + "  sloClasses:\n  - {name: a}\n  - {name: b}\n  - {name: a}\n",
 			`pool.yaml:9: spec.sloClasses[2].name: Duplicate value: "a"`},
-		"a rule across fields is at the nearest line": {head + "  engine: {directPath: Unified}\n  prefill: {tensorParallelSize: 1, replicas: 1}\n",
+		"a rule across fields is at the nearest line": {
+			head + "  engine: {directPath: Unified}\n  prefill: {tensorParallelSize: 1, replicas: 1}\n",
 			"pool.yaml:7: spec.prefill.replicas: Invalid value: 1: engine.directPath Unified needs prefill.replicas 0"},
 	}
 	for name, tc := range cases {
@@ -108,11 +111,12 @@ func TestParsePoolReportsEverythingAtOnceInOrder(t *testing.T) {
 
 func TestParsePoolReadsEveryFormOfYAML(t *testing.T) {
 	cases := map[string]string{
-		"JSON":                `{"apiVersion":"kvc.dev/v1alpha1","kind":"KVCPool","metadata":{"name":"p"},"spec":{"model":{"name":"m"},"decode":{"replicas":2}}}`,
+		"JSON": `{"apiVersion":"kvc.dev/v1alpha1","kind":"KVCPool","metadata":{"name":"p"},` +
+			`"spec":{"model":{"name":"m"},"decode":{"replicas":2}}}`,
 		"a leading separator": "---\n" + strings.Replace(short, "replicas: 3", "replicas: 2", 1) + "---\n",
-		"anchors and aliases": "apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\nmetadata: {name: p}\nspec:\n  model: {name: m}\n" +
+		"anchors and aliases": head +
 			"  prefill: &role {replicas: 2}\n  decode: *role\n",
-		"merge keys": "apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\nmetadata: {name: p}\nspec:\n  model: {name: m}\n" +
+		"merge keys": head +
 			"  prefill: &role {tensorParallelSize: 2, replicas: 1}\n  decode: {<<: *role, replicas: 2}\n",
 		"nulls": "apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\nmetadata: {name: p, labels: ~}\nspec:\n  model: {name: m}\n" +
 			"  router:\n  decode: {replicas: 2}\n",
@@ -178,8 +182,8 @@ func FuzzParsePool(f *testing.F) {
 	f.Add([]byte("a: &a [*a]"))
 	f.Add([]byte("spec: {<<: [1]}"))
 	f.Add([]byte("apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\nspec: &s {decode: *s}\n"))
-	f.Add([]byte("apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\nmetadata: {name: p, creationTimestamp: 2020-01-01}\nspec: {model: {name: m}}\n"))
-	f.Add([]byte("apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\nmetadata: {name: p}\nspec: {model: {name: m}, decode: {template: {spec: {containers: [{name: engine, env: [{name: A, value: !!binary aGk=}]}]}}}}\n"))
+	f.Add([]byte(strings.Replace(short, "{name: qwen3-32b}", "{name: p, creationTimestamp: 2020-01-01}", 1)))
+	f.Add([]byte(short + "  router: {template: {spec: {containers: [{name: a, env: [{name: A, value: !!binary aGk=}]}]}}}\n"))
 	f.Add([]byte("? {a: b}\n: 1\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := ParsePool("pool.yaml", data)

@@ -44,14 +44,23 @@ func TestRoutingFileSharesNothingWithItsPool(t *testing.T) {
 func TestParseRoutingFile(t *testing.T) {
 	cases := map[string]struct{ data, want string }{
 		"empty object: all defaults": {`{}`, ""},
-		"the three parts":            {`{"routing":{"preset":"Paper"},"slo_classes":[{"name":"a"}],"session":{"ttlSeconds":60}}`, ""},
+		"the three parts": {
+			`{"routing":{"preset":"Paper"},"slo_classes":[{"name":"a"}],"session":{"ttlSeconds":60}}`,
+			"",
+		},
 		"a misspelt constant": {"{\"routing\": {\n\"stickyBonos\": 2}}",
 			`routing.json:2: routing.stickyBonos: unknown field; did you mean "stickyBonus"?`},
 		"the pool's spelling of a part": {`{"sloClasses":[]}`, `sloClasses: unknown field; did you mean "slo_classes"?`},
-		"a constant out of range":       {`{"routing":{"highWaterPercent":101}}`, "routing.json:1: routing.highWaterPercent: Invalid value: 101: must be between 1 and 100"},
-		"two classes of one name":       {`{"slo_classes":[{"name":"a"},{"name":"a"}]}`, "slo_classes[1].name: Duplicate value"},
-		"nothing":                       {``, "routing.json: the file is empty; it should hold a routing file"},
-		"broken JSON":                   {`{"routing":`, "not valid YAML"},
+		"a constant out of range": {
+			`{"routing":{"highWaterPercent":101}}`,
+			"routing.json:1: routing.highWaterPercent: Invalid value: 101: must be between 1 and 100",
+		},
+		"two classes of one name": {
+			`{"slo_classes":[{"name":"a"},{"name":"a"}]}`,
+			"slo_classes[1].name: Duplicate value",
+		},
+		"nothing":     {``, "routing.json: the file is empty; it should hold a routing file"},
+		"broken JSON": {`{"routing":`, "not valid YAML"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

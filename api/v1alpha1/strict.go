@@ -96,8 +96,7 @@ func (d *document) decode(into any) error {
 	}
 	if err := json.Unmarshal(data, into); err != nil {
 		p := problem{text: err.Error()}
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) {
+		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			p = problem{line: d.line(wrong.Field), field: wrong.Field,
 				text: "a " + wrong.Value + " does not fit here; expected " + wrong.Type.String()}
 		}
@@ -124,10 +123,10 @@ func (d *document) line(path string) int {
 func pathSteps(path string) []string {
 	var steps []string
 	for path != "" {
-		switch {
-		case path[0] == '.':
+		switch path[0] {
+		case '.':
 			path = path[1:]
-		case path[0] == '[':
+		case '[':
 			end := strings.IndexByte(path, ']')
 			if end < 0 {
 				return append(steps, path[1:])

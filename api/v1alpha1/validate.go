@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -156,10 +157,8 @@ func named(at *field.Path, name string, complaints []string) field.ErrorList {
 
 // oneOf refuses a value outside a closed set.
 func oneOf[T ~string](at *field.Path, got T, known ...T) field.ErrorList {
-	for _, k := range known {
-		if got == k {
-			return nil
-		}
+	if slices.Contains(known, got) {
+		return nil
 	}
 	return field.ErrorList{field.NotSupported(at, got, known)}
 }

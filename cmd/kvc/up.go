@@ -124,9 +124,9 @@ func welcome(c *local.Cluster) string {
 			v1alpha1.ResolveDirectPath(s), s.Engine.Type),
 		fmt.Sprintf("  OpenAI URL  %s/v1   model %s", c.URL(), model),
 		fmt.Sprintf("  try         curl -s %s/v1/chat/completions -H 'content-type: application/json' \\", c.URL()),
-		fmt.Sprintf(`                -d '{"model":%q,"messages":[{"role":"user","content":"hello"}],"max_tokens":16}'`, model),
+		fmt.Sprintf("                -d '{\"model\":%q,\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}'", model),
 		fmt.Sprintf("  admin       %s/metrics", c.AdminURL()),
-		fmt.Sprintf("  fleet file  %s", c.FleetPath()),
+		"  fleet file  " + c.FleetPath(),
 		"  Ctrl-C stops everything", "",
 	}, "\n")
 }
@@ -142,8 +142,8 @@ func readPool(name string, in io.Reader) (*v1alpha1.KVCPool, error) {
 	}
 	data, err := os.ReadFile(name)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%s does not exist; give the path of a KVCPool manifest, such as config/samples/pool_short.yaml",
-			name)
+		return nil, fmt.Errorf("%s does not exist; "+
+			"give the path of a KVCPool manifest, such as config/samples/pool_short.yaml", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the manifest: %w", err)

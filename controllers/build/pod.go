@@ -93,6 +93,9 @@ func annotations(role v1alpha1.Role, o Options) map[string]string {
 	if role == v1alpha1.Prefill {
 		out[v1alpha1.AnnotationBootstrapPort] = itoa(o.Ports.Bootstrap)
 	}
+	if len(out) == 0 {
+		return nil
+	}
 	return out
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kvc-dev/kvc/api/v1alpha1"
 	"github.com/kvc-dev/kvc/router/fleet"
 )
@@ -41,7 +43,10 @@ spec:
 // start runs a pool and waits until it is ready.
 func start(t *testing.T, change func(*Options)) *Cluster {
 	t.Helper()
-	o := Options{Pool: pool(t, 1, 2), BinDir: fakeBin(t), Dir: t.TempDir(), Grace: 2 * time.Second, backoff: 10 * time.Millisecond}
+	o := Options{
+		Pool: pool(t, 1, 2), BinDir: fakeBin(t), Dir: t.TempDir(),
+		Grace: 2 * time.Second, backoff: 10 * time.Millisecond,
+	}
 	if change != nil {
 		change(&o)
 	}
@@ -138,8 +143,9 @@ func get(t *testing.T, url string) string {
 func TestFleetFileListsEveryReadyWorker(t *testing.T) {
 	c := start(t, nil)
 	f := readFleet(t, c)
-	if got, want := f.Pool, (fleet.Pool{Namespace: "local", Name: "demo", Model: "qwen3", Aliases: []string{"Qwen/Qwen3-32B"}}); got.Namespace != want.Namespace || got.Model != want.Model || got.Name != want.Name || len(got.Aliases) != 1 {
-		t.Errorf("pool = %+v, want %+v", got, want)
+	want := fleet.Pool{Namespace: "local", Name: "demo", Model: "qwen3", Aliases: []string{"Qwen/Qwen3-32B"}}
+	if diff := cmp.Diff(want, f.Pool); diff != "" {
+		t.Errorf("pool (-want +got):\n%s", diff)
 	}
 	var names []string
 	for _, w := range f.Workers {
@@ -255,14 +261,19 @@ func TestKilledRouterComesBackAtItsAddress(t *testing.T) {
 }
 
 func TestStopLeavesNoProcess(t *testing.T) {
-	cases := map[string]func(*testing.T, *Options){
-		"obedient programs":                          func(*testing.T, *Options) {},
-		"a program that ignores SIGTERM is killed":   func(t *testing.T, o *Options) { t.Setenv("FAKE_STUBBORN", "emulator"); o.Grace = 50 * time.Millisecond },
-		"a stubborn router does not stop the others": func(t *testing.T, o *Options) { t.Setenv("FAKE_STUBBORN", "router"); o.Grace = 50 * time.Millisecond },
+	cases := map[string]string{
+		"obedient programs":                          "",
+		"a program that ignores SIGTERM is killed":   "emulator",
+		"a stubborn router does not stop the others": "router",
 	}
-	for name, prepare := range cases {
+	for name, stubborn := range cases {
 		t.Run(name, func(t *testing.T) {
-			c := start(t, func(o *Options) { prepare(t, o) })
+			t.Setenv("FAKE_STUBBORN", stubborn)
+			c := start(t, func(o *Options) {
+				if stubborn != "" {
+					o.Grace = 50 * time.Millisecond
+				}
+			})
 			pids := []int{c.RouterPID()}
 			for _, w := range c.Workers() {
 				pids = append(pids, w.EnginePID, w.SidecarPID)
@@ -331,11 +342,14 @@ func TestStartRefusesWithOneSentence(t *testing.T) {
 		"a port in use": {
 			func(_ *testing.T, o *Options) { o.Listen = l.Addr().String() }, "--listen: " + l.Addr().String() + " is in use"},
 		"an address without a port": {
-			func(_ *testing.T, o *Options) { o.Listen = "localhost" }, `--listen "localhost" is not an address; write host:port`},
+			func(_ *testing.T, o *Options) { o.Listen = "localhost" },
+			`--listen "localhost" is not an address; write host:port`},
 		"a port that is no number": {
-			func(_ *testing.T, o *Options) { o.AdminListen = "127.0.0.1:http" }, "--admin-listen \"127.0.0.1:http\" has no valid port"},
+			func(_ *testing.T, o *Options) { o.AdminListen = "127.0.0.1:http" },
+			"--admin-listen \"127.0.0.1:http\" has no valid port"},
 		"a missing program": {
-			func(t *testing.T, o *Options) { o.BinDir = t.TempDir() }, "has no program \"router\"; build them all with `make build`"},
+			func(t *testing.T, o *Options) { o.BinDir = t.TempDir() },
+			"has no program \"router\"; build them all with `make build`"},
 		"a time scale of nothing": {
 			func(_ *testing.T, o *Options) { o.TimeScale = -1 }, "time scale -1 is not a number of 0.01 or more"},
 		"too few GPUs": {

@@ -22,6 +22,10 @@ import (
 // "router" to it is a router. They only listen, answer probes and watch their
 // files, which is all that a runner of processes can tell.
 func TestMain(m *testing.M) {
+	// A race-enabled program otherwise sleeps a second when it exits.
+	if err := os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE")); err != nil {
+		panic(err)
+	}
 	switch filepath.Base(os.Args[0]) {
 	case "router", "sidecar", "emulator":
 		if err := fakeProgram(filepath.Base(os.Args[0]), os.Args[1:]); err != nil {

@@ -58,7 +58,9 @@ type gpuPlan struct {
 // planGPUs keeps SGLang where the machine has the GPUs for it and runs the
 // emulator on a machine that has none. Too few GPUs is an error, for a pool on
 // the emulator would not be the pool that was asked for.
-func planGPUs(ctx context.Context, pool *v1alpha1.KVCPool, list func(context.Context) ([]string, error)) (gpuPlan, error) {
+func planGPUs(
+	ctx context.Context, pool *v1alpha1.KVCPool, list func(context.Context) ([]string, error),
+) (gpuPlan, error) {
 	if pool.Spec.Engine.Type == v1alpha1.EngineEmulator {
 		return gpuPlan{pool: pool}, nil
 	}
@@ -86,9 +88,9 @@ func planGPUs(ctx context.Context, pool *v1alpha1.KVCPool, list func(context.Con
 		}
 	}
 	if need > len(have) {
-		return gpuPlan{}, fmt.Errorf("the pool needs %d GPUs (replicas × tensorParallelSize of both roles) and this machine "+
-			"offers %d; lower spec.prefill.replicas, spec.decode.replicas or tensorParallelSize, or set spec.engine.type: Emulator",
-			need, len(have))
+		return gpuPlan{}, fmt.Errorf("the pool needs %d GPUs (replicas × tensorParallelSize of both roles) and this "+
+			"machine offers %d; lower spec.prefill.replicas, spec.decode.replicas or tensorParallelSize, "+
+			"or set spec.engine.type: Emulator", need, len(have))
 	}
 	return plan, nil
 }
