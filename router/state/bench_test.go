@@ -73,3 +73,15 @@ func BenchmarkDecision(b *testing.B) {
 		})
 	})
 }
+
+// BenchmarkFeed is one add and one evict of 1,000 blocks, as a worker's feed
+// brings them, against an index of a million.
+func BenchmarkFeed(b *testing.B) {
+	s, _ := million(b)
+	bs := scattered(1<<20, 1000)
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Add("decode-07", "00000000000000cc", bs)
+		s.Evict("decode-07", bs)
+	}
+}

@@ -97,18 +97,20 @@ func (s *State) branch(r *kvc.Request, blocks []block.Hash, now int64) {
 		lineage = ss.key
 	}
 	key := branchKey(r.Session, blocks[len(blocks)-1])
-	bs := append(ss.order.branches, key)
-	ss.order.branches = slices.Clone(bs[max(0, len(bs)-maxBranches):])
+	if n := len(ss.order.branches); n >= maxBranches {
+		ss.order.branches = slices.Delete(ss.order.branches, 0, n-maxBranches+1)
+	}
+	ss.order.branches = append(ss.order.branches, key)
 	r.Session, r.Lineage = key, lineage
 }
 
 // continuedBy reports whether a prompt goes on where the session's running turn
 // stands, or its last one did.
-func (ss *session) continuedBy(blocks []block.Hash) bool {
-	if ss.order.busy {
-		return block.CommonPrefix(ss.order.prompt, blocks) == len(ss.order.prompt)
+func (s *session) continuedBy(blocks []block.Hash) bool {
+	if s.order.busy {
+		return block.CommonPrefix(s.order.prompt, blocks) == len(s.order.prompt)
 	}
-	return ss.tail == 0 || slices.Contains(blocks, ss.tail)
+	return s.tail == 0 || slices.Contains(blocks, s.tail)
 }
 
 // branchKey is the key of a fork that starts with a prompt ending in h.
