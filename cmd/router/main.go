@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -22,8 +23,10 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stderr); err != nil && !errors.Is(err, pflag.ErrHelp) {
+	context.AfterFunc(ctx, stop) // a second signal ends at once
+	err := run(ctx, os.Args[1:], os.Stderr)
+	stop()
+	if err != nil && !errors.Is(err, pflag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "router:", err)
 		os.Exit(1)
 	}
@@ -55,12 +58,13 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	defer end()
 	var g errgroup.Group
 	dataServer, adminServer := newServer(p.Handler(), o.log), newServer(p.Admin(), o.log)
-	failed := make(chan error, 4)
+	failed := make(chan struct{})
+	var once sync.Once
 	serve := func(f func() error) {
 		g.Go(func() error {
 			err := f()
 			if err != nil && !errors.Is(err, http.ErrServerClosed) {
-				failed <- err
+				once.Do(func() { close(failed) })
 				return err
 			}
 			return nil

@@ -45,6 +45,8 @@ func (t *turn) ask(step kvc.Step) kvc.Reply {
 	}
 	t.proxy.metrics.Asked(way, result, time.Since(start))
 	t.log.asked(w.Name, way, result, reply)
+	t.proxy.log.Debug("asked", "request_id", t.id, "worker", w.Name, "way", way, "result", result,
+		"mode", reply.Verdict.Mode.String(), "reason", reply.Verdict.Reason)
 	return reply
 }
 

@@ -142,7 +142,7 @@ func (a *attempt) sendDecode(admit admission.Admit, lease string) {
 	})
 	req := a.request(ctx, a.d, h)
 	go func() {
-		resp, err := a.t.proxy.out.data.RoundTrip(req)
+		resp, err := a.t.proxy.out.data.RoundTrip(req) //nolint:bodyclose // end closes it
 		a.head <- headResult{resp, err}
 	}()
 }
@@ -167,9 +167,8 @@ func (a *attempt) on1xx(code int, h textproto.MIMEHeader) error {
 	if code != http.StatusEarlyHints || line == "" {
 		return nil
 	}
-	w, err := parseVerdict([]byte(line))
-	v, err2 := w.Core()
-	if err != nil || err2 != nil || !v.CanAdmit {
+	v, ok := earlyVerdict([]byte(line))
+	if !ok {
 		a.t.proxy.metrics.WireFault("early_hint")
 		return nil
 	}
@@ -180,6 +179,22 @@ func (a *attempt) on1xx(code int, h textproto.MIMEHeader) error {
 	return nil
 }
 
+// earlyVerdict reads the verdict of a 103, which can only admit.
+func earlyVerdict(line []byte) (kvc.Verdict, bool) {
+	w, err := parseVerdict(line)
+	if err != nil {
+		return kvc.Verdict{}, false
+	}
+	v, err := w.Core()
+	return v, err == nil && v.CanAdmit
+}
+
+func closeBody(resp *http.Response) {
+	if resp != nil {
+		_ = resp.Body.Close()
+	}
+}
+
 func parseVerdict(b []byte) (admission.Verdict, error) {
 	var w admission.Verdict
 	if err := json.Unmarshal(b, &w); err != nil {
@@ -188,11 +203,11 @@ func parseVerdict(b []byte) (admission.Verdict, error) {
 	return w, nil
 }
 
-// take waits for the decode leg's answer.
-func (a *attempt) take() (*http.Response, error) {
+// take waits for the decode leg's answer, a.resp, which end closes.
+func (a *attempt) take() error {
 	r := <-a.head
 	a.taken, a.resp = true, r.resp
-	return r.resp, r.err
+	return r.err
 }
 
 // sendPrefill sends the prefill leg. Its failure ends the attempt, with the
@@ -206,9 +221,7 @@ func (a *attempt) sendPrefill() {
 	}
 	req := a.request(a.ctx, a.p, a.header(a.p, admission.Turn{Leg: admission.LegPrefill}))
 	p.metrics.Inflight(a.p.Name, string(a.p.Role), +1)
-	p.background.Add(1)
-	go func() {
-		defer p.background.Done()
+	p.background.Go(func() {
 		f := a.runPrefill(req)
 		report(f.health())
 		p.metrics.Inflight(a.p.Name, string(a.p.Role), -1)
@@ -216,7 +229,7 @@ func (a *attempt) sendPrefill() {
 			a.cancel(f) // keeps an earlier cause
 		}
 		close(a.prefill)
-	}()
+	})
 }
 
 // runPrefill waits for the prefill leg's end. Its answer is read for faults
@@ -231,7 +244,7 @@ func (a *attempt) runPrefill(req *http.Request) *fault {
 	if err != nil {
 		return broken(err)
 	}
-	defer resp.Body.Close()
+	defer closeBody(resp)
 	if resp.StatusCode/100 != 2 {
 		return answerFault(resp, true)
 	}
@@ -298,11 +311,9 @@ func (a *attempt) end(how ending, health error) {
 		a.cancel(errEnded)
 	}
 	if !a.taken {
-		_, _ = a.take()
+		_ = a.take() // it was cancelled: there is nothing to learn
 	}
-	if a.resp != nil {
-		_ = a.resp.Body.Close()
-	}
+	closeBody(a.resp)
 	a.tell(health)
 	if a.sent {
 		a.t.proxy.metrics.Inflight(a.d.Name, string(a.d.Role), -1)
@@ -368,9 +379,7 @@ func (a *attempt) endPrefill() {
 		free()
 		return
 	}
-	a.t.proxy.background.Add(1)
-	go func() {
-		defer a.t.proxy.background.Done()
+	a.t.proxy.background.Go(func() {
 		defer free()
 		grace := time.NewTimer(prefillGrace)
 		defer grace.Stop()
@@ -382,5 +391,5 @@ func (a *attempt) endPrefill() {
 		}
 		a.cancel(errEnded)
 		<-a.prefill
-	}()
+	})
 }

@@ -84,7 +84,7 @@ func (p *Proxy) readBody(w http.ResponseWriter, r *http.Request) (*shared, *refu
 	if refuse != nil {
 		return nil, refuse
 	}
-	defer src.Close()
+	defer func() { _ = src.Close() }() // everything wanted has been read by then
 	buf := p.buffer()
 	err := fill(buf, io.LimitReader(src, limit+1), r.ContentLength)
 	s := &shared{b: buf.Bytes(), bufs: [2]*bytes.Buffer{buf}, pool: &p.bufs}

@@ -17,7 +17,6 @@ import (
 var (
 	errIdle       = errors.New("the worker fell silent")
 	errClientGone = errors.New("the client hung up")
-	errAbandoned  = errors.New("the attempt was given up")
 	errEnded      = errors.New("the attempt ended")
 	errBreaker    = errors.New("the worker's breaker is open")
 )
@@ -129,8 +128,8 @@ func answerFault(resp *http.Response, prefill bool) *fault {
 	if prefill {
 		f.outcome, f.retry = telemetry.OutcomePrefillError, telemetry.RetryPrefill
 	}
-	sidecar := resp.Header.Get(admission.HeaderOrigin) == admission.OriginSidecar
-	switch code := resp.StatusCode; {
+	code := resp.StatusCode
+	switch {
 	case err != nil:
 		f.refusal = upstreamFault(reasonUpstream, "The worker's answer broke off.")
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
@@ -138,13 +137,8 @@ func answerFault(resp *http.Response, prefill bool) *fault {
 		// worker either (wire.md §0: a configuration fault).
 		f.neutral, f.retry = true, ""
 		f.refusal = upstreamFault(reasonWorkerAuth, "The worker refused the router's credentials.")
-	case sidecar && code == http.StatusConflict:
-		f.conflict()
-	case sidecar && code == http.StatusServiceUnavailable && !prefill:
-		f.noPlace(resp.Header)
-	case sidecar:
-		f.refusal = upstreamFault(reasonUpstream, "The worker could not take the request.")
-		f.neutral = code < 500
+	case resp.Header.Get(admission.HeaderOrigin) == admission.OriginSidecar:
+		f.sidecar(prefill)
 	case code < 500:
 		f.neutral, f.retry = true, "" // the client's own mistake: neutral, and final
 		if !prefill {
@@ -154,10 +148,26 @@ func answerFault(resp *http.Response, prefill bool) *fault {
 	return f
 }
 
+// sidecar reads an answer that the engine never saw the question of.
+func (f *fault) sidecar(prefill bool) {
+	switch {
+	case f.status == http.StatusConflict:
+		f.conflict(prefill)
+	case f.status == http.StatusServiceUnavailable && !prefill:
+		f.noPlace(f.header)
+	default:
+		f.refusal = upstreamFault(reasonUpstream, "The worker could not take the request.")
+		f.neutral = f.status < 500
+	}
+}
+
 // conflict is a sidecar's 409: the lease is gone, or the worker is another one now.
-func (f *fault) conflict() {
-	f.neutral, f.retry = true, telemetry.RetryLeaseExpired
-	f.refusal = contended(0)
+func (f *fault) conflict(prefill bool) {
+	f.neutral, f.refusal = true, contended(0)
+	if prefill {
+		return // it holds no leases: it is another incarnation, and another try finds another worker
+	}
+	f.retry = telemetry.RetryLeaseExpired
 	if w, err := parseVerdict(f.body); err == nil && kvc.Reason(w.Reason) == kvc.ReasonStaleEpoch {
 		f.retry = telemetry.RetryStaleEpoch
 	}

@@ -119,11 +119,7 @@ func (s *sink) Hello(h feed.Hello) {
 		s.w.turns.reset() // the snapshot that follows is newer than any turn left behind
 	}
 	if s.w.Role == fleet.Decode {
-		s.w.probes.Add(1)
-		go func() {
-			defer s.w.probes.Done()
-			s.probeHint(h.Epoch)
-		}()
+		s.w.probes.Go(func() { s.probeHint(h.Epoch) })
 	}
 }
 

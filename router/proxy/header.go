@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"maps"
 	"net/http"
 	"strings"
 
@@ -48,9 +49,7 @@ func copyAnswerHeader(dst, src http.Header) {
 	admission.StripHopByHop(src)
 	admission.StripInternal(src)
 	src.Del(headerRequestID)
-	for name, vs := range src {
-		dst[name] = vs
-	}
+	maps.Copy(dst, src)
 }
 
 // requestID is the client's id when it is usable, else the body's rid, else a

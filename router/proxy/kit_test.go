@@ -272,7 +272,8 @@ func (w *mockWorker) set(f func()) {
 func (w *mockWorker) hold(session string) {
 	w.set(func() { w.resident[session] = 1000 })
 	w.feed.Publish(kvc.Change{Kind: kvc.ChangeSession, Session: kvc.SessionInfo{
-		Key: kvc.SessionKey(session), Lineage: kvc.SessionKey(session), ResidentTokens: 1000, Blocks: 40, LastUse: time.Now()}})
+		Key: kvc.SessionKey(session), Lineage: kvc.SessionKey(session),
+		ResidentTokens: 1000, Blocks: 40, LastUse: time.Now()}})
 }
 
 func (w *mockWorker) seen() []*leg {

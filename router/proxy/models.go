@@ -72,7 +72,8 @@ func (p *Proxy) serveReady(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, map[string]string{"status": "ready"})
 		return
 	}
-	writeJSON(w, http.StatusServiceUnavailable, map[string]string{"status": "not ready", "reason": strings.Join(why, "; ")})
+	writeJSON(w, http.StatusServiceUnavailable,
+		map[string]string{"status": "not ready", "reason": strings.Join(why, "; ")})
 }
 
 // unready lists what is missing.

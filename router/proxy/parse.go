@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/kvc-dev/kvc/router/block"
@@ -115,13 +116,8 @@ func modelName(b *scan.Body, pool *fleet.Pool) (string, *refusal) {
 	if strings.TrimSpace(name) == "" {
 		return "", nil
 	}
-	if name == pool.Model {
+	if name == pool.Model || slices.Contains(pool.Aliases, name) {
 		return name, nil
-	}
-	for _, a := range pool.Aliases {
-		if a == name {
-			return name, nil
-		}
 	}
 	return "", unknownModel(name)
 }
@@ -202,35 +198,42 @@ func checkSamples(route block.Route, b *scan.Body, pd bool) *refusal {
 	return nil
 }
 
-// batchMember names the member that holds more than one prompt.
+// batchMember names the member that holds more than one prompt. A list of one
+// string is one prompt for completions, and a batch of one for the native
+// surface, which answers it with a list.
 func batchMember(route block.Route, b *scan.Body) string {
-	keys := []string{"prompt"}
+	most, keys := 1, []string{"prompt"}
 	switch route {
 	case block.Chat:
 		return ""
 	case block.Generate:
-		keys = []string{"text", "input_ids"}
+		most, keys = 0, []string{"text", "input_ids"}
 		if v, ok := b.Get("sampling_params"); ok && v.Raw[0] == '[' {
 			return "sampling_params"
 		}
 	}
 	for _, key := range keys {
-		v, ok := b.Get(key)
-		if !ok || v.Raw[0] != '[' {
-			continue
-		}
-		it, n, nested := scan.Iterate(v.Raw), 0, false
-		for n < 2 && it.Next() {
-			nested = nested || it.Value()[0] == '[' || it.Value()[0] == '"'
-			n++
-		}
-		// A list of one string is one prompt for completions, a batch of one for
-		// the native surface, which answers it with a list.
-		if nested && (n > 1 || route == block.Generate) {
+		if v, ok := b.Get(key); ok && prompts(v.Raw) > most {
 			return key
 		}
 	}
 	return ""
+}
+
+// prompts counts, up to 2, the prompts in a list of strings or of id lists; a
+// string and a list of ids are none.
+func prompts(raw []byte) int {
+	n := 0
+	if raw[0] != '[' {
+		return 0
+	}
+	for it := scan.Iterate(raw); n < 2 && it.Next(); {
+		if c := it.Value()[0]; c != '[' && c != '"' {
+			return 0
+		}
+		n++
+	}
+	return n
 }
 
 func maxOutput(route block.Route, b *scan.Body) int {

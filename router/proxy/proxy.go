@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -235,9 +234,6 @@ func (p *Proxy) Close() {
 	p.background.Wait()
 	p.out.close()
 }
-
-// jitter spreads d by a fifth either way.
-func jitter(d time.Duration) time.Duration { return d*4/5 + rand.N(d*2/5+1) }
 
 // Handler serves the data port. Whatever is not listed is refused: engine admin
 // routes never pass (R117).

@@ -23,17 +23,16 @@ const (
 func (t *turn) relay(a *attempt) *fault {
 	idle := newIdleTimer(t.proxy.opt.IdleTimeout, a)
 	defer idle.stop()
-	resp, err := a.take()
-	if err != nil {
+	if err := a.take(); err != nil {
 		return a.failed(why(a.ctx, err))
 	}
-	if resp.StatusCode/100 != 2 {
-		f := a.settle(answerFault(resp, false))
+	if a.resp.StatusCode/100 != 2 {
+		f := a.settle(answerFault(a.resp, false))
 		a.end(broken, f.health())
 		return f
 	}
 	a.tell(nil)
-	if isEventStream(resp.Header) {
+	if isEventStream(a.resp.Header) {
 		return t.relayStream(a, idle)
 	}
 	return t.relayWhole(a, idle)

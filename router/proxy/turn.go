@@ -159,6 +159,8 @@ func (t *turn) retry(f *fault) bool {
 		return false
 	}
 	t.proxy.metrics.Retry(f.retry)
+	t.proxy.log.Debug("attempt failed before its first byte", "request_id", t.id, "worker", t.worker,
+		"mode", t.mode.String(), "cause", f.retry, "error", f)
 	t.log.event("retry", "", f.retry)
 	switch f.retry {
 	case telemetry.RetryPrefill:
@@ -253,15 +255,13 @@ func (p *Proxy) releaseLease(g *grant) {
 	if g.lease == "" {
 		return
 	}
-	p.background.Add(1)
-	go func() {
-		defer p.background.Done()
+	p.background.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if err := p.client.Release(ctx, g.worker.URL, g.lease); err != nil {
 			p.log.Debug("lease not released; it will expire", "worker", g.worker.Name, "error", err)
 		}
-	}()
+	})
 }
 
 // understandSession says whose turn this is (R83, R84; Q18) and what it weighs.

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	model    = "Qwen/Qwen3-32B"
-	scale    = 200 // emulated per real time
+	scale    = 100 // emulated per real time
 	patience = 30 * time.Second
 )
 
@@ -223,7 +223,7 @@ func (w *world) synced() {
 	w.eventually("router at every feed's seq", func() bool {
 		for _, s := range w.proxy.Status().Workers {
 			st, err := c.Status(context.Background(), "http://"+w.pod(s.Pod).addr)
-			if err != nil || !s.Trusted || st.Seq != s.Seq || s.InFlight != 0 || st.InFlight != 0 {
+			if err != nil || !s.Trusted || !st.Ready || st.Seq != s.Seq || s.InFlight != 0 || st.InFlight != 0 {
 				return false
 			}
 		}

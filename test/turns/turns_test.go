@@ -45,3 +45,92 @@ func TestAgentSessionByProfile(t *testing.T) {
 		})
 	}
 }
+
+// A restarted router is warm within one snapshot: the next turn is direct.
+func TestRouterRestartKeepsSessionsDirect(t *testing.T) {
+	w := newWorld(t, kvc.ConditionalAggregation, 1, 2)
+	c := &talk{w: w, session: "s", model: model}
+	anonymous := &talk{w: w, model: model}
+	first, second := c.say(long("one", 60), true), anonymous.say(long("other", 60), true)
+	w.synced()
+	w.stopRouter()
+	w.startRouter()
+	for _, tc := range []struct {
+		c    *talk
+		home string
+	}{{c, first.worker}, {anonymous, second.worker}} {
+		if got := tc.c.say(long("two", 20), true); got.mode != "direct" || got.worker != tc.home {
+			t.Errorf("session %q after the restart: %s on %s, want direct on %s", tc.c.session, got.mode, got.worker, tc.home)
+		}
+	}
+}
+
+// A restarted sidecar reads its journal: same epoch, same truth.
+func TestSidecarRestartKeepsSessionsDirect(t *testing.T) {
+	for _, kill := range []bool{false, true} {
+		t.Run(fmt.Sprint("kill ", kill), func(t *testing.T) {
+			w := newWorld(t, kvc.ConditionalAggregation, 1, 2)
+			c := &talk{w: w, session: "s", model: model}
+			first := c.say(long("one", 60), true)
+			w.synced()
+			p := w.pod(first.worker)
+			addr := p.addr
+			p.stopSide(kill)
+			p.startSidecar(addr)
+			w.synced()
+			if got := c.say(long("two", 20), true); got.code != 200 || got.mode != "direct" || got.worker != first.worker {
+				t.Errorf("after the restart: %d %s on %s, want direct on %s", got.code, got.mode, got.worker, first.worker)
+			}
+		})
+	}
+}
+
+// A killed decode worker's sessions go on elsewhere, and its fleet entry's
+// successor is another worker.
+func TestKilledDecodeWorkerIsReplaced(t *testing.T) {
+	w := newWorld(t, kvc.ConditionalAggregation, 1, 2)
+	c := &talk{w: w, session: "s", model: model}
+	first := c.say(long("one", 60), true)
+	w.synced()
+	p := w.pod(first.worker)
+	p.stopSide(true)
+	p.stopEngine()
+	got := c.say(long("two", 20), true)
+	if got.code != 200 || got.worker == first.worker || got.text == "" {
+		t.Fatalf("after the kill: %d on %s: %.200s", got.code, got.worker, got.raw)
+	}
+	second := got.worker
+	// The pod comes back as another incarnation under its old name.
+	for i := range w.pods {
+		if w.pods[i] == p {
+			w.pods[i] = w.newPod(p.name, p.role, p.path)
+		}
+	}
+	w.apply()
+	w.synced()
+	if got = c.say(long("three", 20), true); got.worker != second || got.mode != "direct" {
+		t.Errorf("third turn: %s on %s, want direct on %s: the old home does not steal it back", got.mode, got.worker, second)
+	}
+}
+
+// The other surfaces run on the same path.
+func TestCompletionsAndGenerate(t *testing.T) {
+	w := newWorld(t, kvc.ConditionalAggregation, 1, 2)
+	for _, tc := range []struct{ path, body string }{
+		{"/v1/completions", `{"model":"qwen","prompt":%q,"max_tokens":16,"stream":%t}`},
+		{"/generate", `{"text":%q,"sampling_params":{"max_new_tokens":16},"stream":%t}`},
+	} {
+		for _, stream := range []bool{true, false} {
+			session := fmt.Sprint(tc.path, stream)
+			prompt := long(session, 50)
+			for i, want := range []string{"seed", "direct"} {
+				got := w.post(tc.path, fmt.Appendf(nil, tc.body, prompt, stream), session)
+				if got.code != 200 || got.err != nil || got.mode != want {
+					t.Errorf("%s stream %t turn %d: %d %s (%v) %.200s", tc.path, stream, i, got.code, got.mode, got.err, got.raw)
+				}
+				prompt += long("more", 10)
+				w.synced()
+			}
+		}
+	}
+}
