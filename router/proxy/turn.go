@@ -110,7 +110,11 @@ func (t *turn) accept(route block.Route) *refusal {
 func (t *turn) serve() {
 	p := t.proxy
 	p.metrics.Session(string(t.understandSession()))
-	m := p.state.Begin(t.req, t.prompt.chain.Blocks, p.path(t.prompt.route))
+	m, err := p.state.Enter(t.r.Context(), t.req, t.prompt.chain.Blocks, p.path(t.prompt.route))
+	if err != nil { // the client left while the session's turn before was running
+		p.metrics.TurnEnded("", "", telemetry.OutcomeClientCancelled)
+		return
+	}
 	t.machine, t.req = m, m.Request()
 	t.log = p.decisions.start(t)
 	outcome := kvc.OutcomeError
