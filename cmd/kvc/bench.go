@@ -146,11 +146,13 @@ func (w *workload) readIndex(tracePath string) (trace.Boilerplate, error) {
 type output struct {
 	json   bool
 	report string
+	turns  string
 }
 
 func (o *output) register(f *pflag.FlagSet, report string) {
 	f.BoolVar(&o.json, "json", false, "print one JSON object as the last line")
 	f.StringVar(&o.report, "report", report, "write a self-contained HTML report to this file")
+	f.StringVar(&o.turns, "turn-log", "", "write one JSON object per turn to this file")
 }
 
 // newBenchCmd replays a workload against any OpenAI-compatible server.
@@ -309,8 +311,13 @@ func (o *output) write(w io.Writer, runs []replay.Report) error {
 			return err
 		}
 	}
+	if o.turns != "" {
+		if err := writeFile(o.turns, func(w io.Writer) error { return writeTurns(w, runs) }); err != nil {
+			return err
+		}
+	}
 	if o.report != "" {
-		if err := writeReport(o.report, runs); err != nil {
+		if err := writeFile(o.report, func(w io.Writer) error { return replay.WriteHTML(w, runs) }); err != nil {
 			return err
 		}
 		if _, err := fmt.Fprintf(w, "report: %s\n", o.report); err != nil {
@@ -334,12 +341,21 @@ func jsonOf(all []replay.Summary) any {
 	}{all[0], all}
 }
 
-func writeReport(path string, runs []replay.Report) error {
+func writeTurns(w io.Writer, runs []replay.Report) error {
+	for _, r := range runs {
+		if err := replay.WriteTurns(w, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeFile(path string, write func(io.Writer) error) error {
 	f, err := os.Create(path)
 	if err != nil {
-		return fmt.Errorf("create the report: %w", err)
+		return fmt.Errorf("create %s: %w", path, err)
 	}
-	if err := replay.WriteHTML(f, runs); err != nil {
+	if err := write(f); err != nil {
 		_ = f.Close() // the first error says more
 		return err
 	}

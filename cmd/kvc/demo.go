@@ -16,7 +16,6 @@ import (
 
 	"github.com/kvc-dev/kvc/api/v1alpha1"
 	"github.com/kvc-dev/kvc/controllers/local"
-	"github.com/kvc-dev/kvc/router/fleet"
 	"github.com/kvc-dev/kvc/router/replay"
 )
 
@@ -69,7 +68,7 @@ func newDemoCmd() *cobra.Command {
 	f.BoolVar(&d.compare, "compare", false, "run the three profiles on the same workload and show them side by side")
 	f.BoolVar(&d.keep, "keep", false, "leave the pool running afterwards, until Ctrl-C")
 	f.Float64Var(&d.timeScale, "time-scale", 0, "emulated milliseconds per real one "+
-		"(default: KVC_TIME_SCALE, else 25, more when few sessions are in flight)")
+		"(default: KVC_TIME_SCALE, else about 30, more when few sessions are in flight)")
 	return cmd
 }
 
@@ -120,7 +119,7 @@ func (d *demo) defaultScale() float64 {
 	if os.Getenv(v1alpha1.EnvTimeScale) != "" {
 		return envTimeScale()
 	}
-	const secondsPerTurn, wanted, least, most = 80, 40, 10, 500
+	const secondsPerTurn, wanted, least, most = 80, 34, 10, 500
 	seconds := secondsPerTurn * float64(max(1, d.w.turns)) / float64(max(1, d.w.concurrency))
 	return float64(int(min(most, max(least, seconds/wanted))))
 }
@@ -162,20 +161,16 @@ func (d *demo) profile(ctx context.Context, p v1alpha1.DirectPath, keep bool) (r
 }
 
 func (d *demo) bench(ctx context.Context, c *local.Cluster, p v1alpha1.DirectPath) (replay.Report, error) {
-	data, err := os.ReadFile(c.FleetPath())
-	if err != nil {
-		return replay.Report{}, fmt.Errorf("read the fleet file: %w", err)
-	}
-	file, err := fleet.Parse(c.FleetPath(), data)
-	if err != nil {
-		return replay.Report{}, err
+	sidecars := make(map[string]string)
+	for _, w := range c.Workers() {
+		sidecars[w.ID] = w.SidecarURL
 	}
 	return runBench(ctx, benchRun{
 		w: d.w,
 		o: replay.Options{
 			Target: replay.Target{URL: c.URL()},
 			Turns:  d.w.turns, Concurrency: d.w.concurrency, TimeScale: d.timeScale, Settle: true,
-			Monitor: &replay.Monitor{AdminURL: c.AdminURL(), Sidecars: sidecarURLs(file), Token: c.Token()},
+			Monitor: &replay.Monitor{AdminURL: c.AdminURL(), Sidecars: sidecars, Token: c.Token()},
 		},
 		labels: replay.Labels{Preset: d.preset, DirectPath: string(p)},
 		stderr: d.stderr,

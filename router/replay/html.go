@@ -1,10 +1,13 @@
 package replay
 
 import (
+	"cmp"
 	_ "embed"
+	"encoding/json"
 	"fmt"
 	"html/template"
 	"io"
+	"slices"
 )
 
 //go:embed report.html.tmpl
@@ -27,6 +30,47 @@ func WriteHTML(w io.Writer, runs []Report) error {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	return nil
+}
+
+// WriteTurns writes one JSON object per turn, in the order of their start.
+// Times are emulated milliseconds.
+func WriteTurns(w io.Writer, r Report) error {
+	turns := slices.Clone(r.Result.Turns)
+	slices.SortStableFunc(turns, func(a, b Turn) int { return cmp.Compare(a.At, b.At) })
+	e := json.NewEncoder(w)
+	for i := range turns {
+		if err := e.Encode(newTurnLine(&turns[i], r.Summary.TimeScale)); err != nil {
+			return fmt.Errorf("write the turns: %w", err)
+		}
+	}
+	return nil
+}
+
+type turnLine struct {
+	Session          string   `json:"session"`
+	Turn             int      `json:"turn"`
+	At               float64  `json:"at_ms"`
+	Mode             string   `json:"mode"`
+	Reason           string   `json:"reason"`
+	Worker           string   `json:"worker"`
+	Attempts         int      `json:"attempts"`
+	TTFT             float64  `json:"ttft_ms"`
+	E2E              float64  `json:"e2e_ms"`
+	PromptTokens     int      `json:"prompt_tokens"`
+	CachedTokens     int      `json:"cached_tokens"`
+	CompletionTokens int      `json:"completion_tokens"`
+	Failure          *Failure `json:"failure,omitempty"`
+}
+
+func newTurnLine(t *Turn, scale float64) turnLine {
+	l := turnLine{Session: t.Session, Turn: t.Index, At: round(emulatedMS(t.At, scale)), Mode: t.Mode, Reason: t.Reason,
+		Worker: t.Worker, Attempts: t.Attempts, TTFT: round(emulatedMS(t.TTFT, scale)),
+		E2E: round(emulatedMS(t.E2E, scale)), PromptTokens: t.PromptTokens, CachedTokens: t.CachedTokens,
+		CompletionTokens: t.CompletionTokens}
+	if !t.OK() {
+		l.Failure = &t.Failure
+	}
+	return l
 }
 
 type page struct {
