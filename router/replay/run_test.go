@@ -75,6 +75,31 @@ func TestATurnIsSentAfterTheAnswerAndTheScaledThinkTime(t *testing.T) {
 	}
 }
 
+// Stopping at [DONE] would look like a hang-up to the server, and cost a
+// connection a turn.
+func TestAnswersAreReadToTheEndAndConnectionsServeTheNextTurn(t *testing.T) {
+	f := newFake(t)
+	var hungUp atomic.Int64
+	f.answer = func(w http.ResponseWriter, r *http.Request, _ int) {
+		f.stream(w, 1, "ok;")
+		w.(http.Flusher).Flush()
+		select {
+		case <-r.Context().Done():
+			hungUp.Add(1)
+		case <-time.After(20 * time.Millisecond): // after [DONE], before the end of the body
+		}
+	}
+	o := f.options()
+	o.Concurrency = 1
+	res := mustRun(t, o, NewRecorded(sessions(1, 4)))
+	if hungUp.Load() > 0 || f.conns.Load() > 1 {
+		t.Errorf("%d hang-ups, %d connections for 4 turns, want none and one", hungUp.Load(), f.conns.Load())
+	}
+	if res.Turns[0].E2E > 15*time.Millisecond && res.Turns[1].E2E > 15*time.Millisecond {
+		t.Errorf("E2E %v: measured to the end of the body, not to [DONE]", res.Turns[1].E2E)
+	}
+}
+
 func TestConcurrencyIsTheNumberOfSessionsInFlight(t *testing.T) {
 	f := newFake(t)
 	f.pace = 2 * time.Millisecond

@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,6 +38,7 @@ type fake struct {
 	seen     []request
 	inFlight map[string]int
 	most     int // sessions in flight at once
+	conns    atomic.Int64
 
 	mode   func(n int) string                                  // header by request number, "" = none
 	answer func(w http.ResponseWriter, r *http.Request, n int) // nil = stream
@@ -50,7 +53,13 @@ func newFake(t *testing.T) *fake {
 		io.WriteString(w, `{"object":"list","data":[{"id":"m1"}]}`)
 	})
 	mux.HandleFunc("POST /v1/chat/completions", f.chat)
-	f.Server = httptest.NewServer(mux)
+	f.Server = httptest.NewUnstartedServer(mux)
+	f.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			f.conns.Add(1)
+		}
+	}
+	f.Start()
 	t.Cleanup(f.Close)
 	return f
 }

@@ -60,6 +60,8 @@ func (t *Turn) readStream(ctx context.Context, body io.Reader, start time.Time) 
 		}
 		data = bytes.TrimSpace(data)
 		if string(data) == "[DONE]" {
+			t.E2E = time.Since(start)
+			drain(r)
 			return
 		}
 		var e event
@@ -74,6 +76,10 @@ func (t *Turn) readStream(ctx context.Context, body io.Reader, start time.Time) 
 		t.observe(&e, &text, start)
 	}
 }
+
+// drain reads what may follow the last event, so that the server sees its answer
+// taken whole and the connection serves the next turn.
+func drain(r io.Reader) { _, _ = io.CopyN(io.Discard, r, maxEventBytes) }
 
 // observe accounts for one chunk.
 func (t *Turn) observe(e *event, text *strings.Builder, start time.Time) {

@@ -111,7 +111,9 @@ func (t *Target) chat(ctx context.Context, a ask) Turn {
 	} else {
 		turn.readStream(ctx, resp.Body, start)
 	}
-	turn.E2E = time.Since(start)
+	if turn.E2E == 0 {
+		turn.E2E = time.Since(start)
+	}
 	return turn
 }
 
