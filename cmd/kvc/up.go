@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -66,7 +65,7 @@ func (o upOptions) run(ctx context.Context, in io.Reader, out io.Writer) error {
 	screen := newScreen(out)
 	c, err := local.Start(ctx, local.Options{
 		Pool: pool, BinDir: bin, Dir: o.dir, Listen: o.listen, AdminListen: o.adminListen,
-		TimeScale: o.timeScale, Log: slog.New(slog.NewTextHandler(screen, nil)),
+		TimeScale: o.timeScale, Log: newEventLog(screen),
 	})
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -97,4 +98,19 @@ func (s *screen) say(rows []row) {
 		}
 	}
 	_, _ = s.out.Write(b.Bytes())
+}
+
+// newEventLog writes records for people who watch: the time of day, no level.
+func newEventLog(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			switch a.Key {
+			case slog.LevelKey:
+				return slog.Attr{}
+			case slog.TimeKey:
+				a.Value = slog.StringValue(a.Value.Time().Format(time.TimeOnly))
+			}
+			return a
+		},
+	}))
 }

@@ -1,13 +1,16 @@
 package local
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvc-dev/kvc/api/v1alpha1"
 	"github.com/kvc-dev/kvc/router/fleet"
 )
 
@@ -27,6 +31,11 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	switch filepath.Base(os.Args[0]) {
+	case "parent":
+		if err := fakeParent(os.Args[1], os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
 	case "router", "sidecar", "emulator":
 		if err := fakeProgram(filepath.Base(os.Args[0]), os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -114,6 +123,67 @@ func fakeRouter(args []string) http.Handler {
 		}
 	})
 	return mux
+}
+
+// fakeParent runs a pool until it is killed, after it has named its processes.
+func fakeParent(bin, dir string) error {
+	p, err := v1alpha1.ParsePool("pool.yaml", []byte("apiVersion: kvc.dev/v1alpha1\nkind: KVCPool\n"+
+		"metadata: {name: p}\nspec: {model: {name: m}, engine: {type: Emulator}}\n"))
+	if err != nil {
+		return err
+	}
+	c, err := Start(context.Background(), Options{Pool: p, BinDir: bin, Dir: dir})
+	if err != nil {
+		return err
+	}
+	if err := c.WaitReady(context.Background()); err != nil {
+		return err
+	}
+	pids := []string{strconv.Itoa(c.RouterPID())}
+	for _, w := range c.Workers() {
+		pids = append(pids, strconv.Itoa(w.EnginePID), strconv.Itoa(w.SidecarPID))
+	}
+	fmt.Println(strings.Join(pids, " "))
+	<-c.Done()
+	return nil
+}
+
+// startParent runs fakeParent as a process of its own.
+func startParent(t *testing.T, bin, dir string) (parent *exec.Cmd, pids []int) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "parent")
+	if err := os.Symlink(self, link); err != nil {
+		t.Fatal(err)
+	}
+	parent = exec.Command(link, bin, dir)
+	parent.Stderr = os.Stderr
+	out, err := parent.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the parent says nothing: %v", err)
+	}
+	for f := range strings.FieldsSeq(line) {
+		pid, err := strconv.Atoi(f)
+		if err != nil || pid == 0 || !alive(pid) {
+			t.Fatalf("the parent says %q", line)
+		}
+		pids = append(pids, pid)
+	}
+	return parent, pids
+}
+
+func fixedGPUs(gpus ...string) func(context.Context) ([]string, error) {
+	return func(context.Context) ([]string, error) { return gpus, nil }
 }
 
 // fakeBin makes a directory of programs.

@@ -2,12 +2,12 @@ package local
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -89,9 +89,10 @@ func (p *process) exitReason() string {
 	return p.err.Error()
 }
 
-// tail returns the last lines of a log, for the message that its owner died.
+// tail returns the last words of a log in one line: the panic that ended a Go
+// program, which stands above its goroutines, or else the last lines.
 func tail(path string, lines int) string {
-	const most = 4096
+	const most = 64 << 10
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
@@ -103,9 +104,14 @@ func tail(path string, lines int) string {
 		}
 	}
 	data, err := io.ReadAll(f)
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err != nil {
 		return ""
 	}
 	all := strings.Split(string(bytes.TrimSpace(data)), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
+	for _, line := range slices.Backward(all) {
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			return line
+		}
+	}
+	return strings.Join(all[max(0, len(all)-lines):], " | ")
 }
