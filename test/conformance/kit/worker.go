@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvc-dev/kvc/router/scan"
 )
 
 // Patience bounds every wait for something that has to happen; it is long
@@ -31,6 +33,9 @@ type Seen struct {
 	Head    string // request line and headers, the exact bytes
 	Body    []byte
 	Arrived time.Time
+
+	once sync.Once
+	scan *scan.Body // nil when the body is no JSON object
 }
 
 // Sum is the body's sha256 in hex.
@@ -42,15 +47,22 @@ func Sum(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Member is a top-level member of the body, as encoding/json reads it.
+// Member is a top-level member of the body as encoding/json reads it, numbers
+// as json.Number; nil when there is none.
 func (s *Seen) Member(key string) any {
-	var m map[string]any
-	d := json.NewDecoder(bytes.NewReader(s.Body))
-	d.UseNumber()
-	if d.Decode(&m) != nil {
+	s.once.Do(func() { s.scan, _ = scan.Parse(s.Body, scan.Limits{}) })
+	if s.scan == nil {
 		return nil
 	}
-	return m[key]
+	v, ok := s.scan.Get(key)
+	if !ok {
+		return nil
+	}
+	var out any
+	d := json.NewDecoder(bytes.NewReader(v.Raw))
+	d.UseNumber()
+	_ = d.Decode(&out) // it was validated
+	return out
 }
 
 // Worker is a mock worker: an HTTP server that records what turns look like on
