@@ -160,7 +160,8 @@ func bootPair(t *testing.T, p, d Config) pd {
 	p.Mode, d.Mode = ModePrefill, ModeDecode
 	for _, c := range []*Config{&p, &d} {
 		or(&c.TimeScale, 100)
-		or(&c.HeartbeatInterval, 20*time.Millisecond)
+		or(&c.HeartbeatInterval, 200*time.Millisecond)
+		or(&c.BootstrapTimeout, 20*time.Second)
 		or(&c.RouteRetry, 5*time.Millisecond)
 	}
 	return pd{boot(t, p), boot(t, d)}

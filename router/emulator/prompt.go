@@ -22,6 +22,9 @@ func trimBrackets(host string) string {
 func chatPrompt(b *scan.Body) ([][]int32, error) {
 	if v, ok := b.Get("input_ids"); ok && v.Raw[0] == '[' {
 		ids, err := idList(v.Raw)
+		if err == nil && len(ids) == 0 {
+			err = badf("input_ids: the list is empty")
+		}
 		return [][]int32{ids}, err
 	}
 	v, ok := b.Get("messages")
@@ -31,7 +34,7 @@ func chatPrompt(b *scan.Body) ([][]int32, error) {
 	if v.Raw[0] != '[' {
 		return nil, badf("messages: Input should be a valid list")
 	}
-	t := template{ids: make([]int32, 0, len(v.Raw)/3+4096)}
+	t := template{ids: make([]int32, 0, len(v.Raw)/4+4096)}
 	if tools, ok := b.Get("tools"); ok && tools.Raw[0] == '[' {
 		t.ids = append(t.ids, tokStart, tokTools)
 		t.ids = append(appendTokens(t.ids, tools.Raw), tokEnd)
@@ -175,7 +178,7 @@ func promptList(raw []byte) (prompts [][]int32, batch bool, err error) {
 
 func textIDs(raw []byte) []int32 {
 	text := scan.AppendUnescaped(nil, raw)
-	return appendTokens(make([]int32, 0, len(text)/3+1024), text)
+	return appendTokens(make([]int32, 0, len(text)/4+1024), text)
 }
 
 // idList reads a JSON list of token ids.

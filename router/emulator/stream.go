@@ -36,7 +36,7 @@ func (s *Server) stream(ctx context.Context, w http.ResponseWriter, r *request) 
 	for open := len(answers); open > 0; {
 		a := s.await(ctx, answers)
 		if a == nil {
-			return
+			cut()
 		}
 		a.collect()
 		if !a.due(s.cfg.StreamInterval) {
@@ -60,6 +60,10 @@ func (s *Server) stream(ctx context.Context, w http.ResponseWriter, r *request) 
 		a.mark()
 	}
 }
+
+// cut ends an answer without its end, so that nobody takes what was sent for a
+// whole one: the client is gone, or this engine died.
+func cut() { panic(http.ErrAbortHandler) }
 
 // await returns an answer with news, or nil when the client is gone.
 func (s *Server) await(ctx context.Context, answers []*answer) *answer {

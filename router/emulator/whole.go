@@ -19,7 +19,7 @@ func (s *Server) whole(ctx context.Context, w http.ResponseWriter, r *request) {
 			case <-q.out.ready:
 				a.collect()
 			case <-ctx.Done():
-				return
+				cut()
 			}
 		}
 		if a.finish.failed() {
