@@ -144,6 +144,40 @@ func appendFinish(dst []byte, done bool, f finish) []byte {
 	return append(append(dst, kind...), '}')
 }
 
+// appendLogprobs appends made-up log probabilities in SGLang's shape: triples of
+// value, id and text, null where there is nothing before. A decode worker that
+// was sent its KV has none of the prompt's; the router takes those from the
+// prefill worker (contract §2.4).
+func appendLogprobs(dst []byte, a *answer) []byte {
+	prompt := a.seq.ids
+	dst = append(dst, `,"input_token_logprobs":[`...)
+	if !a.seq.remote {
+		for i := a.seq.logprobFrom; i < len(prompt); i++ {
+			dst = appendTriple(dst, prompt[i], i == 0, i == a.seq.logprobFrom)
+		}
+	}
+	dst = append(dst, `],"output_token_logprobs":[`...)
+	for i, id := range a.ids {
+		dst = appendTriple(dst, id, false, i == 0)
+	}
+	return append(dst, ']')
+}
+
+func appendTriple(dst []byte, id int32, none, first bool) []byte {
+	if !first {
+		dst = append(dst, ',')
+	}
+	dst = append(dst, '[')
+	if none {
+		dst = append(dst, "null"...)
+	} else {
+		dst = strconv.AppendFloat(dst, -float64(mix(uint64(id))%4000)/1000, 'g', -1, 64)
+	}
+	dst = append(dst, ',')
+	dst = strconv.AppendInt(dst, int64(id), 10)
+	return append(dst, ",null]"...)
+}
+
 // appendGenerate appends one answer of /generate in the shape of contract §2.4.
 // text and ids are cumulative unless the stream is incremental.
 func appendGenerate(dst []byte, a *answer, from, fromID int) []byte {
@@ -169,6 +203,9 @@ func appendGenerate(dst []byte, a *answer, from, fromID int) []byte {
 	dst = append(dst, `,"cached_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(a.cached), 10)
 	dst = append(dst, `,"dp_rank":null`...)
+	if a.seq.logprobs {
+		dst = appendLogprobs(dst, a)
+	}
 	if a.done {
 		dst = append(dst, `,"e2e_latency":`...)
 		dst = strconv.AppendFloat(dst, a.latency.Seconds(), 'g', -1, 64)

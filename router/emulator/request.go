@@ -60,6 +60,8 @@ type params struct {
 	DoLocalPrefill      *bool           `json:"do_local_prefill"`
 	CachedTokensDetails *bool           `json:"return_cached_tokens_details"`
 	SamplingParams      json.RawMessage `json:"sampling_params"`
+	ReturnLogprob       *bool           `json:"return_logprob"`
+	LogprobStartLen     *int            `json:"logprob_start_len"`
 }
 
 // samplingParams are those of /generate (contract §6.1).
@@ -95,6 +97,9 @@ func badf(format string, args ...any) error { return &badRequest{fmt.Sprintf(for
 
 // defaultMaxNew is /generate's max_new_tokens when absent.
 const defaultMaxNew = 128
+
+// maxN bounds the answers to one prompt; SGLang has no bound.
+const maxN = 512
 
 // large reports the members that params leaves to their own readers.
 func large(key string) bool {
@@ -231,8 +236,8 @@ func check(s sampling, n int) error {
 		return badf("max_new_tokens must be at least 0, got %d.", s.maxNew)
 	case s.minNew < 0:
 		return badf("min_new_tokens must be in [0, max_new_tokens], got %d.", s.minNew)
-	case n < 1:
-		return badf("n must be at least 1, got %d.", n)
+	case n < 1 || n > maxN:
+		return badf("n must be from 1 to %d, got %d.", maxN, n)
 	}
 	return nil
 }
@@ -257,6 +262,7 @@ func (r *request) build(p *params, prompts [][]int32, smp []sampling) error {
 	}
 	r.rid = rids[0]
 	local := p.DoLocalPrefill != nil && *p.DoLocalPrefill
+	logprobs := r.surface == surfaceGenerate && p.ReturnLogprob != nil && *p.ReturnLogprob
 	for i, prompt := range prompts {
 		for k := range r.n {
 			rid := rids[i]
@@ -268,12 +274,22 @@ func (r *request) build(p *params, prompts [][]int32, smp []sampling) error {
 				tokens = append([]int32(nil), prompt...)
 			}
 			r.seqs = append(r.seqs, &sequence{
-				rid: rid, index: len(r.seqs), sample: k, tokens: tokens, prompt: len(prompt),
+				rid: rid, index: len(r.seqs), sample: k, tokens: tokens, ids: prompt, prompt: len(prompt),
 				sampling: smp[i], boot: boots[i], local: local, out: newOutbox(),
+				logprobs: logprobs, logprobFrom: logprobStart(p, len(prompt)),
 			})
 		}
 	}
 	return nil
+}
+
+// logprobStart is the first prompt token whose logprob is wanted; the default,
+// -1, is none of them.
+func logprobStart(p *params, prompt int) int {
+	if p.LogprobStartLen == nil || *p.LogprobStartLen < 0 {
+		return prompt
+	}
+	return min(*p.LogprobStartLen, prompt)
 }
 
 func newRID() string {

@@ -67,14 +67,19 @@ type sampling struct {
 // sequence is one prompt with one answer.
 type sequence struct {
 	rid      string
-	index    int // position in the answer
-	sample   int // which of n answers to the same prompt
+	ids      []int32 // the prompt, for whoever writes the answer
+	index    int     // position in the answer
+	sample   int     // which of n answers to the same prompt
 	tokens   []int32
 	prompt   int // tokens[:prompt] came with the request
 	sampling sampling
 	boot     bootstrap
 	local    bool // do_local_prefill (contract §2.6)
+	remote   bool // on a decode worker, prefilled elsewhere
 	out      *outbox
+
+	logprobs    bool // return_logprob
+	logprobFrom int  // first prompt token that has one
 
 	// What follows belongs to the core.
 	state       state

@@ -267,6 +267,7 @@ func (s *Server) generation(on surface) http.HandlerFunc {
 // aborts them at once (SGLang notices within about 4 s, contract §2.5).
 func (s *Server) run(w http.ResponseWriter, r *http.Request, req *request) {
 	for _, q := range req.seqs {
+		q.remote = s.cfg.Mode == ModeDecode && q.boot.set
 		s.engine.submit(q)
 		if s.cfg.Mode == ModePrefill {
 			t := time.AfterFunc(s.cfg.BootstrapTimeout, func() {

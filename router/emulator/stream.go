@@ -186,7 +186,7 @@ func (c *chunks) completion(a *answer) {
 	c.buf = append(c.buf, `,"text":`...)
 	echo := ""
 	if c.r.echo && a.idSent == 0 {
-		echo = tokensText(a.seq.tokens[:a.seq.prompt])
+		echo = tokensText(a.seq.ids)
 	}
 	c.buf = scan.AppendQuoted(c.buf, echo+string(a.fresh()))
 	c.buf = append(c.buf, `,"logprobs":null`...)

@@ -88,7 +88,7 @@ func appendChoice(b []byte, r *request, a *answer) []byte {
 	} else {
 		echo := ""
 		if r.echo {
-			echo = tokensText(a.seq.tokens[:a.seq.prompt])
+			echo = tokensText(a.seq.ids)
 		}
 		b = append(b, `,"text":`...)
 		b = scan.AppendQuoted(b, echo+string(a.text))
