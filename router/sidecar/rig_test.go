@@ -39,6 +39,7 @@ type engine struct {
 	load     map[string]any
 	requests []seen
 	aborts   []string
+	abortErr int // status of /abort_request, 0 = 200
 	turn     func(w http.ResponseWriter, r *http.Request, body map[string]any) // of the test
 	probe    func(path string) int                                             // status of do_local_prefill probes
 	native   http.HandlerFunc
@@ -86,7 +87,12 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/abort_request":
 		var in struct{ Rid string }
 		_ = json.NewDecoder(r.Body).Decode(&in)
-		e.note(func() { e.aborts = append(e.aborts, in.Rid) })
+		e.note(func() {
+			e.aborts = append(e.aborts, in.Rid)
+			if e.abortErr != 0 {
+				w.WriteHeader(e.abortErr)
+			}
+		})
 	case "/v1/models":
 		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"m","extra":1.0}]}`)
 	case "/admit_direct_append":
@@ -366,9 +372,13 @@ func (r *rig) send(ctx context.Context, in admission.Turn, path, body string, ch
 func (r *rig) open(ctx context.Context, in admission.Turn, path, body string, change ...func(*http.Request)) (*http.Response, answer) {
 	r.t.Helper()
 	var a answer
+	var mu sync.Mutex // a 103 may still come when the caller has left
+	var early []http.Header
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+		mu.Lock()
+		defer mu.Unlock()
 		if code == http.StatusEarlyHints {
-			a.early = append(a.early, http.Header(h))
+			early = append(early, http.Header(h))
 		}
 		return nil
 	}})
@@ -387,7 +397,9 @@ func (r *rig) open(ctx context.Context, in admission.Turn, path, body string, ch
 		a.err = err
 		return nil, a
 	}
-	a.status, a.header = resp.StatusCode, resp.Header
+	mu.Lock()
+	defer mu.Unlock()
+	a.status, a.header, a.early = resp.StatusCode, resp.Header, early
 	return resp, a
 }
 
