@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -373,7 +374,8 @@ func TestQueueIsFirstComeFirstServed(t *testing.T) {
 		want = append(want, "kvc-"+in.Attempt)
 		e.set(func() { hangs["kvc-"+in.Attempt] = newHang() })
 		wg.Go(func() {
-			if a := r.send(t.Context(), in, chatPath, chat(0, true)); a.status != 200 || a.err != nil {
+			body := strings.Replace(chat(0, true), "be kind", "be "+in.Attempt[30:], 1) // share nothing
+			if a := r.send(t.Context(), in, chatPath, body); a.status != 200 || a.err != nil {
 				t.Errorf("queued turn: %d %v %s", a.status, a.err, a.body)
 			}
 		})

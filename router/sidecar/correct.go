@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/kvc-dev/kvc/router/kvc"
@@ -21,7 +22,7 @@ type correction struct {
 	// countsCache is set once an idle engine was seen to count its cache in
 	// num_used_tokens. Stock SGLang does not (evictable tokens are free to it),
 	// so there a low count proves nothing.
-	countsCache bool
+	countsCache atomic.Bool
 	empty       int // idle polls in a row that saw far fewer tokens than the ledger
 }
 
@@ -36,8 +37,9 @@ func (s *Sidecar) correct(load *sglang.Load) {
 	}
 	switch {
 	case load.UsedTokens*2 >= used:
-		s.fix.countsCache, s.fix.empty = true, 0
-	case s.fix.countsCache && load.UsedTokens*4 < used:
+		s.fix.empty = 0
+		s.fix.countsCache.Store(true)
+	case s.fix.countsCache.Load() && load.UsedTokens*4 < used:
 		if s.fix.empty++; s.fix.empty >= strikes {
 			s.fix.empty = 0
 			s.clear("loads")

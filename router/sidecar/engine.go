@@ -72,6 +72,7 @@ func (s *Sidecar) poll(ctx context.Context) {
 		s.misses = 0
 		s.load.Store(load)
 		s.correct(load)
+		s.polls.Add(1)
 	}
 }
 
@@ -154,24 +155,29 @@ func (s *Sidecar) adopt(info *sglang.ServerInfo) {
 		startedMS: started.UnixMilli(), paths: s.plannedPaths(),
 	}
 	inc.epoch = s.cfg.Worker + "/" + strconv.FormatInt(inc.startedMS, 10)
-	l := kvc.NewLedger(kvc.LedgerConfig{
+	l := s.newLedger(info)
+	first := s.book.current() == nil
+	var back restored
+	if first {
+		back = s.restore(inc, l)
+	}
+	if first && !back.ok && (back.served || !known || started.Before(s.started)) {
+		// Another sidecar may have served this engine under the plain epoch.
+		inc.epoch += "/" + strconv.FormatInt(s.started.UnixMilli(), 10)
+		l = s.newLedger(info) // a restore that failed may have left something behind
+	}
+	s.warmed.Store(false)
+	s.setReady(false, "the engine is warming up")
+	s.book.adopt(inc, l, s.hello(inc, l), back.seq)
+	s.cfg.Log.Info("engine adopted", "epoch", inc.epoch, "capacity_tokens", info.MaxTotalTokens, "restored", back.ok)
+}
+
+func (s *Sidecar) newLedger(info *sglang.ServerInfo) *kvc.Ledger {
+	return kvc.NewLedger(kvc.LedgerConfig{
 		CapacityTokens: info.MaxTotalTokens, PageSize: info.PageSize,
 		Prefill: s.cfg.Role == fleet.Prefill, DirectPath: s.cfg.DirectPath,
 		Params: s.params(), TokensPerBlock: block.IDs,
 	})
-	first := s.book.current() == nil
-	seq, restored := uint64(0), false
-	if first {
-		seq, restored = s.restore(inc, l)
-	}
-	if first && !restored && (!known || started.Before(s.started)) {
-		// Another sidecar may have served this engine under the plain epoch.
-		inc.epoch += "/" + strconv.FormatInt(s.started.UnixMilli(), 10)
-	}
-	s.warmed.Store(false)
-	s.setReady(false, "the engine is warming up")
-	s.book.adopt(inc, l, s.hello(inc, l), seq)
-	s.cfg.Log.Info("engine adopted", "epoch", inc.epoch, "capacity_tokens", info.MaxTotalTokens, "restored", restored)
 }
 
 // plannedPaths is the configured profile on every route, until a probe says less.

@@ -79,15 +79,22 @@ func decodeJournal(data []byte) (h journalHead, s kvc.Snapshot, err error) {
 
 func sum(b []byte) string { return fmt.Sprintf("%016x", xxh3.Hash(b)) }
 
+// restored says what a journal was worth.
+type restored struct {
+	ok     bool   // the ledger is filled, epoch and seq go on
+	served bool   // a sidecar served this engine before us, whatever is left of what it knew
+	seq    uint64 // where the feed goes on
+}
+
 // restore fills l from the journal when it was written about this very engine,
-// and takes over its epoch; seq is where the feed goes on.
-func (s *Sidecar) restore(inc *incarnation, l *kvc.Ledger) (seq uint64, ok bool) {
+// and takes over its epoch.
+func (s *Sidecar) restore(inc *incarnation, l *kvc.Ledger) restored {
 	if s.cfg.JournalDir == "" {
-		return 0, false
+		return restored{}
 	}
 	data, err := os.ReadFile(filepath.Join(s.cfg.JournalDir, journalName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, false
+		return restored{}
 	}
 	var h journalHead
 	var snap kvc.Snapshot
@@ -95,7 +102,7 @@ func (s *Sidecar) restore(inc *incarnation, l *kvc.Ledger) (seq uint64, ok bool)
 		h, snap, err = decodeJournal(data)
 	}
 	if err == nil && (h.Worker != s.cfg.Worker || h.Engine != inc.identity) {
-		return 0, false // of an engine before this one
+		return restored{} // of an engine before this one
 	}
 	if err == nil {
 		err = l.Restore(snap)
@@ -103,10 +110,10 @@ func (s *Sidecar) restore(inc *incarnation, l *kvc.Ledger) (seq uint64, ok bool)
 	if err != nil {
 		s.metrics.journal.WithLabelValues("unreadable").Inc()
 		s.cfg.Log.Warn("journal unreadable; starting empty under a new epoch", "error", err)
-		return 0, false
+		return restored{served: true}
 	}
 	inc.epoch, inc.startedMS = h.Epoch, h.StartedMS
-	return h.Seq + seqLeap, true
+	return restored{ok: true, served: true, seq: h.Seq + seqLeap}
 }
 
 // keepJournal writes after changes, never faster than the disk likes it.

@@ -39,7 +39,7 @@ type engine struct {
 	load     map[string]any
 	requests []seen
 	aborts   []string
-	abortErr int // status of /abort_request, 0 = 200
+	abortErr int                                                               // status of /abort_request, 0 = 200
 	turn     func(w http.ResponseWriter, r *http.Request, body map[string]any) // of the test
 	probe    func(path string) int                                             // status of do_local_prefill probes
 	native   http.HandlerFunc

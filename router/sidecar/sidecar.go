@@ -40,6 +40,7 @@ type Sidecar struct {
 	identified time.Time
 	misses     int
 	fix        correction
+	polls      atomic.Int64 // that the engine answered; for tests
 
 	evidenceMu  sync.Mutex
 	missedTurns int // resident turns in a row that found nothing cached
