@@ -73,6 +73,7 @@ type ServerInfo struct {
 	ConditionalAgg     bool            `json:"disaggregation_decode_enable_conditional_agg"`
 	DisableRadixCache  bool            `json:"disable_radix_cache"`
 	CacheReport        bool            `json:"enable_cache_report"` // cached_tokens is given
+	Metrics            bool            `json:"enable_metrics"`      // /metrics is served
 	StartupTime        json.RawMessage `json:"startup_time"`        // identity of the process, see Started
 }
 
@@ -180,6 +181,10 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 		return &APIError{Path: path, Status: resp.StatusCode, Body: strings.ToValidUTF8(string(data[:min(len(data), 512)]), "?")}
 	}
 	if into == nil {
+		return nil
+	}
+	if raw, ok := into.(*[]byte); ok {
+		*raw = data
 		return nil
 	}
 	if err := json.Unmarshal(data, into); err != nil {

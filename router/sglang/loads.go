@@ -1,9 +1,11 @@
 package sglang
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
 )
 
 // Load is one rank of GET /v1/loads (sglang-contract §4.3): counts of requests
@@ -62,4 +64,37 @@ func (c *Client) Loads(ctx context.Context) (*Load, error) {
 		return nil, errors.New("engine /v1/loads: no rank in the answer")
 	}
 	return &body.Loads[0], nil
+}
+
+// CacheTokens is how many tokens the engine's KV cache holds, evictable ones
+// included, which /v1/loads does not count. It needs --enable-metrics.
+func (c *Client) CacheTokens(ctx context.Context) (int, error) {
+	var text []byte
+	if err := c.call(ctx, http.MethodGet, "/metrics", nil, &text); err != nil {
+		return 0, err
+	}
+	used, ok := gauge(text, "sglang:kv_used_tokens")
+	evictable, ok2 := gauge(text, "sglang:kv_evictable_tokens")
+	if !ok || !ok2 {
+		return 0, errors.New("engine /metrics: no sglang:kv_used_tokens or sglang:kv_evictable_tokens")
+	}
+	return int(used + evictable), nil
+}
+
+// gauge reads the largest value of one metric: ranks of one engine repeat it.
+func gauge(text []byte, name string) (top float64, ok bool) {
+	for line := range bytes.Lines(text) {
+		rest, found := bytes.CutPrefix(line, []byte(name))
+		if !found || len(rest) == 0 || rest[0] != '{' && rest[0] != ' ' {
+			continue
+		}
+		fields := bytes.Fields(rest[bytes.LastIndexByte(rest, '}')+1:])
+		if len(fields) == 0 {
+			continue
+		}
+		if v, err := strconv.ParseFloat(string(fields[0]), 64); err == nil {
+			top, ok = max(top, v), true
+		}
+	}
+	return top, ok
 }

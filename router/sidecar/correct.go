@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
@@ -21,30 +22,54 @@ const (
 type correction struct {
 	// countsCache is set once an idle engine was seen to count its cache in
 	// num_used_tokens. Stock SGLang does not (evictable tokens are free to it),
-	// so there a low count proves nothing.
+	// so there a low count proves nothing; with --enable-metrics it is asked.
 	countsCache atomic.Bool
-	empty       int // idle polls in a row that saw far fewer tokens than the ledger
+	empty       int // idle looks in a row that saw far fewer tokens than the ledger
+	idle        int // polls of an idle engine
 }
 
-// correct compares an idle engine's load with the ledger: an emptied cache
-// (/flush_cache by somebody else) shows as far fewer tokens in use.
-func (s *Sidecar) correct(load *sglang.Load) {
+// correct compares an idle engine with the ledger: an emptied cache
+// (/flush_cache by somebody else) shows as far fewer tokens held.
+func (s *Sidecar) correct(ctx context.Context, load *sglang.Load) {
 	g, _ := s.book.gauges()
-	used := g.Used
-	if !load.Idle() || used < evidenceTokens {
+	if !load.Idle() || g.Active > 0 || g.Used < evidenceTokens {
 		s.fix.empty = 0
 		return
 	}
+	held, known := s.held(ctx, load, g.Used)
 	switch {
-	case load.UsedTokens*2 >= used:
+	case !known:
+	case held*4 >= g.Used:
 		s.fix.empty = 0
-		s.fix.countsCache.Store(true)
-	case s.fix.countsCache.Load() && load.UsedTokens*4 < used:
+	default:
 		if s.fix.empty++; s.fix.empty >= strikes {
 			s.fix.empty = 0
 			s.clear("loads")
 		}
 	}
+}
+
+// metricsEvery is how many idle polls pass between two reads of an engine's
+// metrics: they are collected from every process of it.
+const metricsEvery = 5
+
+// held is how many tokens the engine's cache holds, when anything tells.
+func (s *Sidecar) held(ctx context.Context, load *sglang.Load, used int) (tokens int, known bool) {
+	if load.UsedTokens*2 >= used {
+		s.fix.countsCache.Store(true)
+	}
+	if s.fix.countsCache.Load() {
+		return load.UsedTokens, true
+	}
+	s.fix.idle++
+	if !s.book.current().info.Metrics || s.fix.idle%metricsEvery != 0 {
+		return 0, false
+	}
+	tokens, err := s.engine.CacheTokens(ctx)
+	if err != nil {
+		return 0, false
+	}
+	return tokens, true
 }
 
 // evidence reads a finished direct turn: when the engine found nothing of what

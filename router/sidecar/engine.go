@@ -2,8 +2,10 @@ package sidecar
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/kvc-dev/kvc/router/block"
@@ -71,7 +73,7 @@ func (s *Sidecar) poll(ctx context.Context) {
 	} else {
 		s.misses = 0
 		s.load.Store(load)
-		s.correct(load)
+		s.correct(ctx, load)
 		s.polls.Add(1)
 	}
 }
@@ -91,6 +93,9 @@ func (s *Sidecar) doubtful() bool {
 
 func (s *Sidecar) missed(err error) {
 	s.misses++
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		s.died = true // nobody listens: whoever answers next is another process
+	}
 	if s.misses >= missedPolls || s.book.current() == nil {
 		s.setReady(false, fmt.Sprintf("the engine at %s does not answer: %v", s.cfg.EngineURL, err))
 		s.warmed.Store(false)
@@ -110,9 +115,10 @@ func (s *Sidecar) identify(ctx context.Context) error {
 		s.setReady(false, err.Error())
 		return nil
 	}
-	if inc := s.book.current(); inc == nil || inc.identity != identityOf(info) {
+	if inc := s.book.current(); inc == nil || s.died || inc.identity != identityOf(info) {
 		s.adopt(info)
 	}
+	s.died = false
 	s.warmUp()
 	return nil
 }
@@ -134,10 +140,11 @@ func (s *Sidecar) check(i *sglang.ServerInfo) error {
 	case mode != want && s.cfg.DirectPath != kvc.NativeAdmission:
 		return fmt.Errorf("the engine runs with --disaggregation-mode %s; start it with %s", mode, want)
 	case i.MaxTotalTokens <= 0:
-		return fmt.Errorf("the engine reports no max_total_num_tokens yet")
+		return errors.New("the engine reports no max_total_num_tokens yet")
 	case s.cfg.Role == fleet.Decode && s.cfg.DirectPath == kvc.DeltaTransfer && !i.DecodeRadixCache,
 		s.cfg.Role == fleet.Decode && s.cfg.DirectPath == kvc.ConditionalAggregation && !i.DecodeRadixCache:
-		return fmt.Errorf("the engine keeps no prefix between turns; start it with --disaggregation-decode-enable-radix-cache")
+		return errors.New("the engine keeps no prefix between turns; " +
+			"start it with --disaggregation-decode-enable-radix-cache")
 	}
 	return nil
 }
@@ -161,7 +168,7 @@ func (s *Sidecar) adopt(info *sglang.ServerInfo) {
 	if first {
 		back = s.restore(inc, l)
 	}
-	if first && !back.ok && (back.served || !known || started.Before(s.started)) {
+	if first && !back.ok && (back.served || started.Before(s.started)) {
 		// Another sidecar may have served this engine under the plain epoch.
 		inc.epoch += "/" + strconv.FormatInt(s.started.UnixMilli(), 10)
 		l = s.newLedger(info) // a restore that failed may have left something behind

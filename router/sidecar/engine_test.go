@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -174,6 +175,32 @@ func TestEngineRestartIsANewEpoch(t *testing.T) {
 	}
 }
 
+// An engine whose identity does not change is another one all the same when its
+// port was closed in between.
+func TestClosedPortMeansAnotherProcess(t *testing.T) {
+	e := newEngine(t)
+	e.info["startup_time"] = 0
+	r := startRig(t, e).ready()
+	r.send(t.Context(), ask(session, 0), chatPath, chat(0, false))
+	before := r.quiet()
+	addr := e.srv.Listener.Addr().String()
+	e.srv.Listener.Close()
+	e.srv.CloseClientConnections()
+	r.until("not ready", func(s admission.SidecarStatus) bool { return !s.Ready })
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", addr)
+	if err != nil {
+		t.Skipf("the port was taken meanwhile: %v", err)
+	}
+	again := &http.Server{Handler: e, ReadHeaderTimeout: patience}
+	go func() { _ = again.Serve(ln) }()
+	defer again.Close()
+	after := r.until("ready again", func(s admission.SidecarStatus) bool { return s.Ready })
+	if after.Epoch == before.Epoch || after.Sessions != 0 {
+		t.Errorf("after %+v, before %+v; want another epoch", after, before)
+	}
+	r.stop()
+}
+
 func TestEngineThatFallsSilentIsNotReady(t *testing.T) {
 	e := newEngine(t)
 	r := startRig(t, e).ready()
@@ -210,6 +237,24 @@ func TestFlushedCacheIsNoticed(t *testing.T) {
 		if s := r.s.status(); s.Sessions != 2 {
 			t.Errorf("sessions %d, want the ledger kept", s.Sessions)
 		}
+	})
+	t.Run("by the metrics of an engine that has them", func(t *testing.T) {
+		e := newEngine(t)
+		e.info["enable_metrics"] = true
+		e.turn = answerUsage(4000, 0)
+		r := startRig(t, e).ready()
+		r.send(t.Context(), ask(session, 0), chatPath, chat(1, false))
+		r.quiet()
+		e.set(func() {
+			e.metrics = "sglang:kv_used_tokens{tp_rank=\"0\"} 0.0\nsglang:kv_evictable_tokens{tp_rank=\"0\"} 4020.0\n"
+		})
+		polls := r.s.polls.Load()
+		r.until("polled", func(admission.SidecarStatus) bool { return r.s.polls.Load() > polls+20 })
+		if s := r.s.status(); s.Sessions != 1 {
+			t.Fatalf("a full cache was cleared: %+v", s)
+		}
+		e.set(func() { e.metrics = strings.Replace(e.metrics, "4020.0", "64.0", 1) })
+		r.until("cleared", func(s admission.SidecarStatus) bool { return s.Used == 0 && s.Sessions == 0 })
 	})
 	t.Run("by resident turns that find nothing cached", func(t *testing.T) {
 		r := prepare(t)

@@ -43,6 +43,7 @@ type engine struct {
 	turn     func(w http.ResponseWriter, r *http.Request, body map[string]any) // of the test
 	probe    func(path string) int                                             // status of do_local_prefill probes
 	native   http.HandlerFunc
+	metrics  string
 	changed  chan struct{}
 }
 
@@ -84,6 +85,10 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/v1/loads":
 		e.json(w, func() any { return map[string]any{"loads": []any{e.load}} })
 	case "/health":
+	case "/metrics":
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		_, _ = io.WriteString(w, e.metrics)
 	case "/abort_request":
 		var in struct{ Rid string }
 		_ = json.NewDecoder(r.Body).Decode(&in)

@@ -39,6 +39,7 @@ type Sidecar struct {
 	// Of the poll loop alone.
 	identified time.Time
 	misses     int
+	died       bool // the engine's port was closed since it was last identified
 	fix        correction
 	polls      atomic.Int64 // that the engine answered; for tests
 
