@@ -245,7 +245,7 @@ func startRig(t *testing.T, e *engine, change ...func(*Config)) *rig {
 	t.Helper()
 	cfg := Config{
 		Worker: "uid-1", Pod: "decode-0", Role: fleet.Decode, DirectPath: kvc.ConditionalAggregation,
-		EngineURL: e.srv.URL, EngineKey: "engine-key", PreStopNonce: "n0nce", Poll: 20 * time.Millisecond,
+		EngineURL: e.url(), EngineKey: "engine-key", PreStopNonce: "n0nce", Poll: 20 * time.Millisecond,
 		AbortCap: 300 * time.Millisecond, Registry: prometheus.NewPedanticRegistry(),
 	}
 	for _, f := range change {
@@ -441,4 +441,12 @@ func (r *rig) metric(name string, labels ...string) float64 {
 
 func isContext(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// url is where the engine listens; "" for one that stands for an emulator.
+func (e *engine) url() string {
+	if e.srv == nil {
+		return ""
+	}
+	return e.srv.URL
 }
