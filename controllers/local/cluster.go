@@ -116,7 +116,7 @@ func newCluster(ctx context.Context, o Options, plan gpuPlan) (*Cluster, error) 
 	}
 	c := &Cluster{
 		opts: o, pool: o.Pool, log: o.Log,
-		ports:    newPortPool(loopback),
+		ports:    newPortPool(),
 		probe:    &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
 		done:     make(chan struct{}),
 		changed:  make(chan struct{}),

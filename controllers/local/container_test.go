@@ -69,7 +69,8 @@ func testPod() *corev1.Pod {
 }
 
 func field(name, path string) corev1.EnvVar {
-	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
+	ref := &corev1.ObjectFieldSelector{FieldPath: path}
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: ref}}
 }
 
 func secretRef(name, secret, key string, optional *bool) corev1.EnvVar {

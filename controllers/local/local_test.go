@@ -14,7 +14,7 @@ import (
 )
 
 func TestPortsAreHandedOutOnce(t *testing.T) {
-	pool := newPortPool(loopback)
+	pool := newPortPool()
 	seen := map[int32]bool{}
 	for range 20 {
 		ports, err := pool.take(t.Context(), 5)
@@ -31,7 +31,7 @@ func TestPortsAreHandedOutOnce(t *testing.T) {
 }
 
 func TestPortsInUseArePassedOver(t *testing.T) {
-	pool := newPortPool(loopback)
+	pool := newPortPool()
 	l, err := net.Listen("tcp", net.JoinHostPort(loopback, itoa(pool.next)))
 	if err != nil {
 		t.Skip("somebody else has the port: ", err)
@@ -48,7 +48,7 @@ func TestPortsInUseArePassedOver(t *testing.T) {
 }
 
 func TestPortsComeBackAfterTheLastOne(t *testing.T) {
-	pool := newPortPool(loopback)
+	pool := newPortPool()
 	pool.next = lastPort
 	ports, err := pool.take(t.Context(), 2)
 	if err != nil {

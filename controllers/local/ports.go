@@ -19,18 +19,16 @@ const (
 	lastPort  = 32000
 )
 
-// portPool hands out ports that are free on a host, each of them once at a time.
+// portPool hands out ports that are free on loopback, each of them once at a time.
 type portPool struct {
-	host string
-
 	mu   sync.Mutex
 	used map[int32]bool
 	next int32
 }
 
-func newPortPool(host string) *portPool {
+func newPortPool() *portPool {
 	return &portPool{
-		host: host, used: map[int32]bool{},
+		used: map[int32]bool{},
 		next: firstPort + rand.Int32N(lastPort-firstPort), // two runs on one machine rarely try the same
 	}
 }
@@ -48,13 +46,13 @@ func (p *portPool) take(ctx context.Context, n int) ([]int32, error) {
 		if p.next++; p.next > lastPort {
 			p.next = firstPort
 		}
-		if !p.used[port] && checkFree(ctx, net.JoinHostPort(p.host, itoa(port))) == nil {
+		if !p.used[port] && checkFree(ctx, net.JoinHostPort(loopback, itoa(port))) == nil {
 			p.used[port] = true
 			out = append(out, port)
 		}
 	}
 	if len(out) < n {
-		return nil, fmt.Errorf("fewer than %d free ports on %s between %d and %d", n, p.host, firstPort, lastPort)
+		return nil, fmt.Errorf("fewer than %d free ports on %s between %d and %d", n, loopback, firstPort, lastPort)
 	}
 	return out, nil
 }
@@ -86,7 +84,7 @@ func checkFree(ctx context.Context, addr string) error {
 // 0 takes a port from the pool.
 func resolveListen(ctx context.Context, flag, want string, pool *portPool) (string, error) {
 	if want == "" {
-		want = net.JoinHostPort(pool.host, "0")
+		want = net.JoinHostPort(loopback, "0")
 	}
 	host, port, err := net.SplitHostPort(want)
 	if err != nil {
