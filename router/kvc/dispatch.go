@@ -326,7 +326,9 @@ func (d *Dispatch) refusedRun(a Reply) {
 		return
 	}
 	d.refuse(a)
-	d.failed = append(d.failed, w)
+	if a.Unknown || a.Verdict.Reason != ReasonLeaseExpired { // else it is willing: only our message was late
+		d.failed = append(d.failed, w)
+	}
 }
 
 // Failed reports that the Run of the last Next failed before its first byte;

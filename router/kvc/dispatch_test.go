@@ -313,6 +313,18 @@ func TestRetries(t *testing.T) {
 			t.Errorf("after the second expiry: %+v, want another worker", s)
 		}
 	})
+	t.Run("a worker whose lease expired twice still serves a fallback", func(t *testing.T) {
+		d := start(Request{Session: "s"}, Fleet{Decode: []WorkerID{"d1"}, Prefill: []WorkerID{"p1"}}, newBeliefs(), Corrected())
+		for range 2 {
+			d.next()
+			d.admit(Seed)
+			d.next()
+			d.reject(ReasonLeaseExpired)
+		}
+		if s := d.next(); s.Do != Run || s.Worker != "d1" || s.Mode != Fallback {
+			t.Errorf("after two expiries: %+v, want a Fallback on d1: it is willing", s)
+		}
+	})
 	t.Run("a run refused because the worker drains goes elsewhere", func(t *testing.T) {
 		d, b := home(Corrected())
 		d.next()

@@ -346,14 +346,23 @@ func (p Params) Scaled(s float64) Params {
 	if !(s > 0) {
 		return p
 	}
+	ttl := p.LeaseTTL
 	for _, d := range []*time.Duration{
 		&p.ProtectIdle, &p.RejectHalfLife, &p.HalfOpenAfter, &p.AssignedHalfLife,
 		&p.LeaseTTL, &p.ReseedCostPerToken,
 	} {
 		*d = time.Duration(float64(*d) / s)
 	}
+	if p.LeaseTTL < leaseFloor {
+		p.LeaseTTL = min(ttl, leaseFloor)
+	}
 	return p
 }
+
+// leaseFloor is the least a lease lives in real time, however fast emulated time
+// runs: it has to outlast one more network round trip and the scheduling of a
+// busy machine, which no time scale shortens.
+const leaseFloor = 500 * time.Millisecond
 
 // Probes is ε for a fleet of n decode workers (Q3).
 func (p Params) Probes(n int) int {

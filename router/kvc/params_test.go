@@ -279,3 +279,14 @@ func othersAfterSuccess(p Params) int {
 	d.serve(willing("d2"))
 	return b.rejects[pair{"s", "d1"}]
 }
+
+func TestALeaseOutlastsARoundTripAtAnyScale(t *testing.T) {
+	if got := Corrected().Scaled(1000).LeaseTTL; got != leaseFloor {
+		t.Errorf("LeaseTTL at scale 1000 = %v, want the floor of %v", got, leaseFloor)
+	}
+	short := Corrected()
+	short.LeaseTTL = 100 * time.Millisecond
+	if got := short.Scaled(2).LeaseTTL; got != 100*time.Millisecond {
+		t.Errorf("a TTL below the floor became %v, want it as it was", got)
+	}
+}
