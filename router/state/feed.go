@@ -157,7 +157,7 @@ func (s *State) Session(w kvc.WorkerID, info kvc.SessionInfo) bool {
 func (s *State) setHome(i int, info kvc.SessionInfo) {
 	now := s.now()
 	used := min(info.LastUse.UnixNano(), now)
-	if s.sessions.ttl > 0 && now-used > s.sessions.ttl && info.Active == 0 {
+	if now-used > s.sessions.ttl && info.Active == 0 {
 		return
 	}
 	ss := s.sessions.touch(info.Key, info.Lineage, used)

@@ -71,6 +71,11 @@ func TestTurnsOfASessionAreOrdered(t *testing.T) {
 	first.Done(kvc.OutcomeOK) // once
 	turn := must(t, second)
 	waits(t, s, "s", 1)
+	fork := must(t, enter(ctx, s, r, append(chain(1, 5), chain(3, 1)...))) // leaves what runs now
+	if key := fork.Request().Session; key == "s" {
+		t.Error("a prompt that leaves the second turn's is no fork")
+	}
+	fork.Done(kvc.OutcomeOK)
 	turn.Done(kvc.OutcomeError)
 	must(t, third).Done(kvc.OutcomeOK)
 	must(t, enter(ctx, s, r, chain(1, 8))).Done(kvc.OutcomeOK)

@@ -202,6 +202,7 @@ func TestAPinNeedsAFirstByte(t *testing.T) {
 	if home, ok := s.Home("s"); ok {
 		t.Errorf("home = %q after a failed run", home)
 	}
+	wantIdle(t, s) // given back at once, not with the next step
 	second := run(t, turn, kvc.Seed)
 	if second.Worker == first.Worker {
 		t.Fatalf("the failed worker %s runs again", first.Worker)

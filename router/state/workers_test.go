@@ -33,6 +33,9 @@ func TestAWorkerThatLeftIsForgotten(t *testing.T) {
 	c := newClock()
 	s := newState(t, c, Options{}, 2, 0)
 	serve(t, s, kvc.Request{Session: "s"}, chain(1, 10), kvc.Direct) // on d1
+	if len(s.spans) != 1 {
+		t.Fatalf("%d credits, want 1", len(s.spans))
+	}
 	s.Add("d1", "s", chain(1, 10))
 	s.Session("d1", kvc.SessionInfo{Key: "s", Lineage: "s", Blocks: 10, LastUse: c.now()})
 	if home, ok := s.Home("s"); !ok || home != "d1" {
@@ -45,8 +48,8 @@ func TestAWorkerThatLeftIsForgotten(t *testing.T) {
 	if home, ok := s.Home("s"); ok {
 		t.Errorf("home = %q after it left", home)
 	}
-	if n := s.Stats().Blocks; n != 0 {
-		t.Errorf("%d blocks are believed of a worker that left", n)
+	if n := s.Stats().Blocks; n != 0 || len(s.spans) != 0 {
+		t.Errorf("%d blocks and %d credits are believed of a worker that left", n, len(s.spans))
 	}
 	for name, ok := range map[string]bool{
 		"add":     s.Add("d1", "s", chain(1, 10)),
@@ -94,6 +97,33 @@ func TestPaperKeepsBelievingInAWorkerThatLeft(t *testing.T) {
 	}
 	if home, _ := s.Home("s"); home != "d1" {
 		t.Errorf("home = %q, want d1", home)
+	}
+}
+
+// A worker that came after a request was measured has no overlap with it, be it
+// in a new slot or in that of a worker that left.
+func TestAWorkerYoungerThanTheRequestHasNoOverlap(t *testing.T) {
+	s := newState(t, newClock(), Options{}, 2, 0)
+	s.Add("d1", "s", chain(1, 10))
+	turn := s.Begin(kvc.Request{Session: "s"}, chain(1, 10), "")
+	if got := turn.view.Overlap("d1"); got != 10 {
+		t.Fatalf("overlap = %d, want 10", got)
+	}
+	ws := []Worker{{ID: "d2", Role: fleet.Decode}, {ID: "reuses", Role: fleet.Decode}, {ID: "adds", Role: fleet.Decode}}
+	if err := s.SetWorkers(ws); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []kvc.WorkerID{"reuses", "adds", "d1"} {
+		s.SetTrusted(w, true)
+		if got := turn.view.Overlap(w); got != 0 {
+			t.Errorf("overlap with %s = %d, want 0", w, got)
+		}
+	}
+	if got := turn.view.PrefillUncached("d1"); got != 240 {
+		t.Errorf("a worker that left lacks %d tokens, want all 240", got)
+	}
+	if turn.view.Inflight("d1") != 0 || turn.view.Assigned("d1") != 0 || turn.view.PrefillOutstanding("d1") != 0 {
+		t.Error("a worker that left has load")
 	}
 }
 
