@@ -64,7 +64,8 @@ func newDemoCmd() *cobra.Command {
 	f.IntVar(&d.w.concurrency, "concurrency", 24, "sessions in flight")
 	f.StringVar(&d.directPath, "direct-path", string(v1alpha1.DirectPathConditionalAggregation),
 		"engine profile: ConditionalAggregation, Unified (4 decode workers, no prefill) or DeltaTransfer")
-	f.StringVar(&d.preset, "preset", string(v1alpha1.PresetCorrected), "algorithms as written (Paper) or as ruled (Corrected)")
+	f.StringVar(&d.preset, "preset", string(v1alpha1.PresetCorrected),
+		"algorithms as written (Paper) or as ruled (Corrected)")
 	f.BoolVar(&d.compare, "compare", false, "run the three profiles on the same workload and show them side by side")
 	f.BoolVar(&d.keep, "keep", false, "leave the pool running afterwards, until Ctrl-C")
 	f.Float64Var(&d.timeScale, "time-scale", 0, "emulated milliseconds per real one "+
@@ -98,7 +99,8 @@ func (d *demo) run(ctx context.Context) error {
 
 func (d *demo) profiles() ([]v1alpha1.DirectPath, error) {
 	if !slices.Contains(demoProfiles(), v1alpha1.DirectPath(d.directPath)) {
-		return nil, usageError{fmt.Errorf("--direct-path %q: want ConditionalAggregation, Unified or DeltaTransfer", d.directPath)}
+		return nil, usageError{fmt.Errorf("--direct-path %q: want ConditionalAggregation, Unified or DeltaTransfer",
+			d.directPath)}
 	}
 	if p := v1alpha1.RoutingPreset(d.preset); p != v1alpha1.PresetPaper && p != v1alpha1.PresetCorrected {
 		return nil, usageError{fmt.Errorf("--preset %q: want Paper or Corrected", d.preset)}

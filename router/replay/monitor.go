@@ -92,6 +92,9 @@ func (m *Monitor) start(ctx context.Context, zero time.Time) (func() ([]LoadSamp
 		if err != nil {
 			return samples, Counters{}
 		}
+		if after.router != nil {
+			samples = append(samples, loadOf(after.router, time.Since(zero)))
+		}
 		return samples, after.since(before)
 	}, nil
 }

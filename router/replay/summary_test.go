@@ -210,7 +210,7 @@ func TestNumbersForPeople(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	for v, want := range map[float64]float64{0: 1, .7: 1, 3: 5, 120: 200, 7: 10, 5: 5} {
+	for v, want := range map[float64]float64{0: 1, .7: 1, 3: 5, 45: 60, 120: 120, 121: 300, 1801: 3600, 7300: 14400} {
 		if got := niceStep(v); math.Abs(got-want) > 1e-9 {
 			t.Errorf("niceStep(%g) = %g, want %g", v, got, want)
 		}

@@ -5,6 +5,7 @@ import (
 	"html"
 	"html/template"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -78,26 +79,46 @@ func ttftPlot(r *Result, s Summary) template.HTML {
 	bottom := plotTop + rowHeight*len(rows)
 	c := newCanvas(bottom+axisRoom, "time to first token by mode")
 	x := logSpan(s.TTFT)
-	for e := math.Ceil(x.lo); e <= x.hi; e++ {
-		c.line(x.at(e), plotTop, x.at(e), float64(bottom), "grid")
-		c.text(x.at(e), float64(bottom)+16, "middle", msLabel(math.Pow(10, e)))
-	}
+	c.decades(x, float64(bottom))
 	c.text(plotWidth-plotRight, float64(bottom)+30, "end", "emulated time to first token")
 	for i, mode := range rows {
 		y := float64(plotTop + rowHeight*i + rowHeight/2)
 		c.text(plotLeft-10, y+4, "end", mode)
 		c.dots(r, dotRow{mode: mode, y: y, x: x, scale: s.TimeScale})
-		q := s.TTFT[mode]
-		for _, tick := range []struct {
-			name string
-			v    float64
-		}{{"p50", q.P50}, {"p90", q.P90}, {"p99", q.P99}} {
-			px := x.at(math.Log10(max(tick.v, 1e-3)))
-			c.box(box{px - 1.5, y - 15, 3, 30, "tick", fmt.Sprintf("%s %s: %s ms", mode, tick.name, millis(tick.v))})
-			c.text(px, y-17, "middle", tick.name)
-		}
+		c.ticks(mode, s.TTFT[mode], x, y)
 	}
 	return c.done()
+}
+
+// decades draws a logarithmic axis; x is in powers of ten.
+func (c *canvas) decades(x span, bottom float64) {
+	for e := math.Floor(x.lo); e <= x.hi; e++ {
+		for _, m := range []float64{1, 2, 5} {
+			v := e + math.Log10(m)
+			if v < x.lo || v > x.hi {
+				continue // beyond the edges
+			}
+			c.line(x.at(v), plotTop, x.at(v), bottom, "grid")
+			c.text(x.at(v), bottom+16, "middle", msLabel(m*math.Pow(10, e)))
+		}
+	}
+}
+
+// ticks marks a row's quantiles; names that would overlap are left out.
+func (c *canvas) ticks(mode string, q Quantiles, x span, y float64) {
+	const apart = 26
+	var named []float64
+	for _, tick := range []struct {
+		name string
+		v    float64
+	}{{"p50", q.P50}, {"p99", q.P99}, {"p90", q.P90}} {
+		px := x.at(math.Log10(max(tick.v, 1e-3)))
+		c.box(box{px - 1.5, y - 15, 3, 30, "tick", fmt.Sprintf("%s %s: %s ms", mode, tick.name, millis(tick.v))})
+		if !slices.ContainsFunc(named, func(other float64) bool { return math.Abs(other-px) < apart }) {
+			c.text(px, y-17, "middle", tick.name)
+			named = append(named, px)
+		}
+	}
 }
 
 func presentModes(s Summary) []string {
@@ -281,22 +302,28 @@ func endOf(r *Result) time.Duration {
 	return end
 }
 
-// niceStep is 1, 2 or 5 times a power of ten, at least v.
+// niceStep is the least step of an axis of seconds that is at least v: round in
+// seconds below a minute, in minutes below an hour, in hours beyond.
 func niceStep(v float64) float64 {
-	if v <= 0 {
-		return 1
-	}
-	p := math.Pow(10, math.Floor(math.Log10(v)))
-	for _, m := range []float64{1, 2, 5} {
-		if m*p >= v {
-			return m * p
+	for _, unit := range []float64{1, 60} {
+		for _, m := range []float64{1, 2, 5, 10, 20, 30} {
+			if step := m * unit; v <= step {
+				return step
+			}
 		}
 	}
-	return 10 * p
+	step := 3600.0
+	for step < v {
+		step *= 2
+	}
+	return step
 }
 
 func secondsLabel(s float64) string {
-	if s >= 600 {
+	switch {
+	case s >= 3600:
+		return trim(s/3600) + " h"
+	case s >= 60:
 		return trim(s/60) + " min"
 	}
 	return trim(s) + " s"
