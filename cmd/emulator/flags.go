@@ -228,6 +228,7 @@ func environment(c *emulator.Config, getenv func(string) string) error {
 		}
 		c.HeartbeatMaxFailure = n
 	}
+	c.HeaderOverrides = getenv("SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES") == "1"
 	c.HealthNoGeneration = getenv("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION") == "0"
 	return nil
 }

@@ -41,6 +41,7 @@ type Config struct {
 	StreamInterval      int    // --stream-interval, default 1
 	IncrementalStream   bool   // --incremental-streaming-output
 	HealthNoGeneration  bool   // SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0
+	HeaderOverrides     bool   // SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1
 	HealthTimeout       time.Duration
 	RouteRetry          time.Duration // between attempts to find a prefill worker, default 1 s
 	BootstrapTimeout    time.Duration // SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, default 300 s

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -135,9 +137,27 @@ func parseParams(b *scan.Body) (p params, err error) {
 	return p, nil
 }
 
+// override puts the x-override-* headers over the members of the body (contract
+// §6.6), so that a router need not touch the body.
+func (p *params) override(h http.Header) {
+	for name, member := range map[string]*json.RawMessage{
+		"X-Override-Rid": &p.RID, "X-Override-Bootstrap-Host": &p.BootstrapHost,
+		"X-Override-Bootstrap-Port": &p.BootstrapPort, "X-Override-Bootstrap-Room": &p.BootstrapRoom,
+	} {
+		v := h.Get(name)
+		switch {
+		case v == "":
+		case strings.HasSuffix(name, "Port"), strings.HasSuffix(name, "Room"):
+			*member = json.RawMessage(v)
+		default:
+			*member = scan.Quoted(v)
+		}
+	}
+}
+
 // parse reads a generation request of any surface. rid comes from the body or
-// is drawn.
-func parse(s surface, body []byte) (*request, error) {
+// is drawn. over are headers that may override members, nil for none.
+func parse(s surface, body []byte, over http.Header) (*request, error) {
 	b, err := scan.Parse(body, scan.Limits{})
 	if err != nil {
 		return nil, badf("%v", err)
@@ -146,6 +166,7 @@ func parse(s surface, body []byte) (*request, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.override(over)
 	r := &request{surface: s, model: "default", n: 1}
 	deref(&r.model, p.Model)
 	deref(&r.stream, p.Stream)

@@ -221,8 +221,35 @@ func (s *Server) handler() http.Handler {
 	if s.cfg.EnableMetrics {
 		mux.Handle("GET /metrics", s.metrics)
 	}
-	return s.authorized(mux)
+	return s.authorized(detail(mux))
 }
+
+// detail answers unknown routes and methods as SGLang's HTTP framework does.
+func detail(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		probe := statusOnly{header: http.Header{}}
+		h.ServeHTTP(&probe, r)
+		if allow := probe.header.Get("Allow"); allow != "" {
+			w.Header().Set("Allow", allow)
+		}
+		writeJSON(w, probe.status, map[string]string{"detail": http.StatusText(probe.status)})
+	})
+}
+
+// statusOnly is a ResponseWriter that keeps no body.
+type statusOnly struct {
+	header http.Header
+	status int
+}
+
+func (s *statusOnly) Header() http.Header         { return s.header }
+func (s *statusOnly) WriteHeader(status int)      { s.status = status }
+func (s *statusOnly) Write(p []byte) (int, error) { return len(p), nil }
 
 // authorized wants the API key everywhere but on health and metrics.
 func (s *Server) authorized(next http.Handler) http.Handler {
@@ -250,7 +277,11 @@ func (s *Server) generation(on surface) http.HandlerFunc {
 			writeBad(w, on, "read the body: "+err.Error())
 			return
 		}
-		req, err := parse(on, body)
+		var over http.Header
+		if s.cfg.HeaderOverrides && on != surfaceCompletions {
+			over = r.Header
+		}
+		req, err := parse(on, body, over)
 		if err != nil {
 			writeBad(w, on, err.Error())
 			return

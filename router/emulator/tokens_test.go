@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -163,7 +164,7 @@ func TestParse(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := parse(tc.on, []byte(tc.body))
+			_, err := parse(tc.on, []byte(tc.body), nil)
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
 				t.Errorf("parse: %v, want %q", err, tc.err)
 			}
@@ -196,7 +197,7 @@ func TestBootstrapMembers(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			r, err := parse(surfaceGenerate, []byte(tc.body))
+			r, err := parse(surfaceGenerate, []byte(tc.body), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -211,6 +212,26 @@ func TestBootstrapMembers(t *testing.T) {
 	}
 }
 
+func TestHeadersOverrideTheBody(t *testing.T) {
+	h := http.Header{}
+	for k, v := range map[string]string{
+		"x-override-rid": "over", "x-override-bootstrap-host": "h", "x-override-bootstrap-port": "9", "x-override-bootstrap-room": "77",
+	} {
+		h.Set(k, v)
+	}
+	r, err := parse(surfaceGenerate, []byte(`{"text":"a","rid":"mine","bootstrap_room":1}`), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := r.seqs[0]; s.rid != "over" || s.boot != (bootstrap{true, "h", 9, 77}) {
+		t.Errorf("rid %q, bootstrap %+v", s.rid, s.boot)
+	}
+	h.Set("x-override-bootstrap-room", "not a number")
+	if _, err := parse(surfaceGenerate, []byte(`{"text":"a"}`), h); err == nil || !strings.Contains(err.Error(), "bootstrap_room") {
+		t.Errorf("a room that is no number: %v", err)
+	}
+}
+
 // FuzzParse feeds bodies to every surface: a body is refused with a message or
 // gives sequences that hold a prompt.
 func FuzzParse(f *testing.F) {
@@ -219,7 +240,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"prompt":[[1,2],[3]],"input_ids":[1],"max_tokens":3}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, on := range []surface{surfaceGenerate, surfaceCompletions, surfaceChat} {
-			r, err := parse(on, body)
+			r, err := parse(on, body, nil)
 			if err != nil {
 				if err.Error() == "" {
 					t.Fatal("a refusal without a message")
@@ -260,7 +281,7 @@ func BenchmarkParseChat(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := parse(surfaceChat, body); err != nil {
+				if _, err := parse(surfaceChat, body, nil); err != nil {
 					b.Fatal(err)
 				}
 			}
