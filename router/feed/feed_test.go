@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -100,6 +101,19 @@ func (w *worker) change(cs ...kvc.Change) uint64 {
 				w.blocks[h] = c.Owner
 				w.order = append(w.order, h)
 			}
+		case kvc.ChangeOwn:
+			for _, h := range c.Blocks {
+				w.blocks[h] = c.Owner
+			}
+		case kvc.ChangeEvict:
+			for _, h := range c.Blocks {
+				delete(w.blocks, h)
+				w.order = slices.DeleteFunc(w.order, func(x block.Hash) bool { return x == h })
+			}
+		case kvc.ChangeClear:
+			clear(w.blocks)
+			clear(w.sessions)
+			w.order = nil
 		}
 	}
 	return w.Publish(cs...)
@@ -242,7 +256,9 @@ func (p *picture) trusts() []string {
 
 // follow starts a follower that ends with the test.
 func follow(t *testing.T, w *worker, change ...func(*FollowerConfig)) (*Follower, *picture) {
-	cfg := FollowerConfig{URL: w.http.URL, Worker: "w1", MinBackoff: 2 * time.Millisecond, MaxBackoff: 20 * time.Millisecond}
+	cfg := FollowerConfig{
+		URL: w.http.URL, Worker: "w1", MinBackoff: 2 * time.Millisecond, MaxBackoff: 20 * time.Millisecond,
+	}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -271,18 +287,5 @@ func agree(t *testing.T, w *worker, f *Follower, p *picture) {
 	}
 	if diff := cmp.Diff(w.sessions, p.sessions); diff != "" {
 		t.Errorf("sessions (-worker +follower):\n%s", diff)
-	}
-}
-
-func TestFollowerGetsSnapshotThenChanges(t *testing.T) {
-	w := newWorker(t, hello("w1/1"), 40)
-	w.change(add("a", 1, 3), session("a", 3))
-	f, p := follow(t, w)
-	agree(t, w, f, p)
-	w.change(add("b", 10, 2), session("b", 11), kvc.Change{Kind: kvc.ChangeSessionGone, Session: kvc.SessionInfo{Key: "a"}})
-	agree(t, w, f, p)
-	p.until(t, "a heartbeat", func() bool { return p.loads > 0 })
-	if pos := f.Position(); pos != (Position{Epoch: "w1/1", Seq: 45, Trusted: true}) {
-		t.Errorf("Position = %+v", pos)
 	}
 }
