@@ -3,6 +3,7 @@ package feed
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -282,8 +283,8 @@ func agree(t *testing.T, w *worker, f *Follower, p *picture) {
 	defer w.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if diff := cmp.Diff(w.blocks, p.blocks); diff != "" {
-		t.Errorf("blocks (-worker +follower):\n%s", diff)
+	if !maps.Equal(w.blocks, p.blocks) {
+		t.Errorf("blocks (-worker +follower):\n%s", cmp.Diff(w.blocks, p.blocks))
 	}
 	if diff := cmp.Diff(w.sessions, p.sessions); diff != "" {
 		t.Errorf("sessions (-worker +follower):\n%s", diff)

@@ -270,7 +270,7 @@ func TestSlowFollowerIsDisconnected(t *testing.T) {
 	f, p := follow(t, w)
 	agree(t, w, f, p)
 	published, big := 0, add("a", 1, maxBlocks).Blocks
-	for i := range 200 { // 70 MiB
+	for i := range 90 { // 30 MiB
 		published += 11 * maxBlocks
 		w.Publish(kvc.Change{Kind: kvc.ChangeEvict, Blocks: big})
 		if i%4 == 3 {
