@@ -150,7 +150,7 @@ func (s *Server) Restart(hello Hello, seq uint64) {
 	hello.State, hello.SoftDeadlineMS, hello.HardDeadlineMS =
 		s.hello.State, s.hello.SoftDeadlineMS, s.hello.HardDeadlineMS
 	s.hello, s.seq, s.base = hello, seq, seq
-	s.first += uint64(len(s.log))
+	s.first += uint64(len(s.log)) + 1 // nobody who stood in the old series can go on in this one
 	s.log, s.size = nil, 0
 	s.endFollowers()
 }

@@ -415,3 +415,23 @@ func FuzzFrame(f *testing.F) {
 		}
 	})
 }
+
+// A follower of the old series must not be given changes of the new one, not
+// even if it was about to read when the engine restarted.
+func TestRestartCutsTheOldSeries(t *testing.T) {
+	s := NewServer(ServerConfig{Hello: hello("w1/1"), Seq: 10})
+	s.Publish(add("a", 1, 1))
+	s.mu.Lock()
+	f := &follower{}
+	joined := s.join(f, 11)
+	s.mu.Unlock()
+	if !joined {
+		t.Fatal("a follower of everything was refused")
+	}
+	f.stop = func() {}
+	s.Restart(hello("w1/2"), 11)
+	s.Publish(add("b", 2, 1))
+	if lines, _, err := s.take(f); err == nil {
+		t.Errorf("it was given %q", lines)
+	}
+}
