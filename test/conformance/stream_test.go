@@ -117,9 +117,9 @@ func TestR03_EveryCutOfTheStream(t *testing.T) {
 	}
 	rnd := rand.New(rand.NewPCG(3, 3))
 	for range 200 {
-		a, b, c := 1+rnd.IntN(len(in)-3), 0, 0
-		b = a + 1 + rnd.IntN(len(in)-a-1)
-		c = b + rnd.IntN(len(in)-b)
+		a := 1 + rnd.IntN(len(in)-3)
+		b := a + 1 + rnd.IntN(len(in)-a-1)
+		c := b + rnd.IntN(len(in)-b)
 		runs = append(runs, []int{a, b, c})
 	}
 	if testing.Short() {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -65,9 +66,7 @@ func (r Request) build(ctx context.Context, t testing.TB, base string) *http.Req
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, values := range r.Header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, r.Header)
 	if req.Header.Get("Content-Type") == "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -115,10 +114,7 @@ func (r *Raw) Post(path, body string, head ...string) {
 // Answer reads a whole answer.
 func (r *Raw) Answer() Answer {
 	r.t.Helper()
-	resp := r.Response()
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	return Answer{Status: resp.StatusCode, Header: resp.Header, Body: string(b), Err: err}
+	return read(r.Response())
 }
 
 // Response reads an answer's head.

@@ -144,15 +144,15 @@ const Done = "data: [DONE]\n\n"
 
 // Token is a chat chunk with some content.
 func Token(content string) string {
-	return Event(`{"id":"r","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":` +
-		quote(content) + `},"logprobs":null,"finish_reason":null}]}`)
+	return Event(chunkHead + `{"content":` + quote(content) + `},"logprobs":null,"finish_reason":null}]}`)
 }
 
 // Finish is the chunk that ends a choice.
 func Finish(reason string) string {
-	return Event(`{"id":"r","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":` +
-		quote(reason) + `}]}`)
+	return Event(chunkHead + `{},"finish_reason":` + quote(reason) + `}]}`)
 }
+
+const chunkHead = `{"id":"r","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":`
 
 func quote(s string) string {
 	var b strings.Builder

@@ -52,17 +52,17 @@ type Peer struct {
 // NewPeer starts a mock sidecar; the test's end stops it.
 func NewPeer(t testing.TB, addr string, c PeerConfig) *Peer {
 	t.Helper()
+	e := &Engine{Worker: &Worker{t: t}, cfg: EngineConfig{Role: c.Role, Rooms: c.Rooms}, cache: map[block.Hash]bool{}}
 	p := &Peer{
-		Engine: &Engine{Worker: &Worker{t: t}, cfg: EngineConfig{Role: c.Role, Rooms: c.Rooms, Tokens: 1_000_000}, cache: map[block.Hash]bool{}},
-		cfg:    c, resident: map[kvc.SessionKey]kvc.SessionInfo{}, blocks: map[block.Hash]kvc.SessionKey{},
+		Engine: e, cfg: c, resident: map[kvc.SessionKey]kvc.SessionInfo{}, blocks: map[block.Hash]kvc.SessionKey{},
 	}
 	paths := map[string]string{}
 	for _, r := range []block.Route{block.Chat, block.Completions, block.Generate} {
 		paths[string(r)] = string(c.Path)
 	}
 	p.feed = feed.NewServer(feed.ServerConfig{
-		Hello: feed.Hello{Wire: 1, Format: block.Format, Worker: string(c.ID), Epoch: string(c.ID) + "/1", Role: string(c.Role),
-			Model: Model, CapacityTokens: 1_000_000, PageSize: 1, DirectPath: paths},
+		Hello: feed.Hello{Wire: 1, Format: block.Format, Worker: string(c.ID), Epoch: string(c.ID) + "/1",
+			Role: string(c.Role), Model: Model, CapacityTokens: 1_000_000, PageSize: 1, DirectPath: paths},
 		Snapshot: p.snapshot,
 		Load:     func() feed.Load { return feed.Load{} },
 	})
@@ -103,7 +103,8 @@ func (p *Peer) Admit(f func(w http.ResponseWriter, r *http.Request, q admission.
 
 // Verdict is an ordinary admission, or the refusal with a reason.
 func (p *Peer) Verdict(mode kvc.Mode, reason kvc.Reason) admission.Verdict {
-	v := admission.Verdict{Worker: string(p.cfg.ID), Epoch: string(p.cfg.ID) + "/1", State: "Active", Reason: string(reason)}
+	id := string(p.cfg.ID)
+	v := admission.Verdict{Worker: id, Epoch: id + "/1", State: "Active", Reason: string(reason)}
 	if reason == kvc.ReasonNone {
 		v.CanAdmit, v.Mode = true, mode.String()
 		v.Lease = &admission.Lease{ID: hex32(), Tokens: 100, TTLMS: 5000}
@@ -171,7 +172,8 @@ func (p *Peer) serveAdmit(w http.ResponseWriter, r *http.Request) {
 		admit(w, r, q)
 		return
 	}
-	admission.WriteJSON(w, http.StatusOK, "application/json", p.Verdict(p.modeOf(kvc.SessionKey(q.Session), q.Turn), kvc.ReasonNone))
+	v := p.Verdict(p.modeOf(kvc.SessionKey(q.Session), q.Turn), kvc.ReasonNone)
+	admission.WriteJSON(w, http.StatusOK, "application/json", v)
 }
 
 func (p *Peer) modeOf(s kvc.SessionKey, turn int) kvc.Mode {
@@ -294,5 +296,6 @@ func (p *Peer) ended(ex *Exchange) {
 	default:
 	}
 	mode, _ := kvc.ParseMode(ex.mode)
-	p.feed.Publish(kvc.Change{Kind: kvc.ChangeTurn, Turn: kvc.TurnInfo{Attempt: in.Attempt, Session: in.Session, Mode: mode, Outcome: outcome}})
+	end := kvc.TurnInfo{Attempt: in.Attempt, Session: in.Session, Mode: mode, Outcome: outcome}
+	p.feed.Publish(kvc.Change{Kind: kvc.ChangeTurn, Turn: end})
 }
