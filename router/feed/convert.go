@@ -50,14 +50,18 @@ func blockFrames(k Kind, c kvc.Change) (fs []Frame) {
 // snapshotOf splits a snapshot into parts that fit a line each.
 func snapshotOf(s kvc.Snapshot, seq uint64) []*Snap {
 	const maxSessions, maxRuns = 2000, 4000 // a session is below 300 bytes, a run below 60 plus its blocks
-	part := &Snap{Head: Head{T: KindSnap, Seq: seq}}
-	parts := []*Snap{part}
-	blocks := 0
+	var part *Snap
+	var parts []*Snap
+	blocks := 0 // in part
 	next := func() {
-		part = &Snap{Head: part.Head, Part: len(parts)}
+		part = &Snap{
+			Head: Head{T: KindSnap, Seq: seq}, Part: len(parts),
+			Sessions: []Session{}, Blocks: []Owned{}, // none, which is not null
+		}
 		parts = append(parts, part)
 		blocks = 0
 	}
+	next()
 	for _, info := range s.Sessions {
 		if len(part.Sessions) == maxSessions {
 			next()

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -68,7 +69,10 @@ func (r *reader) next() (Frame, string) {
 func TestGoldenLines(t *testing.T) {
 	w := newWorker(t, hello("w1/1"), 41)
 	w.mu.Lock()
-	w.load = Load{Used: 9, Locked: 8, Protected: 7, Reserved: 6, Running: 5, PrefillTokensPerS: math.NaN(), TokensPerBlock: 24.5}
+	w.load = Load{
+		Used: 9, Locked: 8, Protected: 7, Reserved: 6, Running: 5,
+		PrefillTokensPerS: math.NaN(), TokensPerBlock: 24.5,
+	}
 	w.mu.Unlock()
 	w.change(add("a", 1, 2), session("a", 0xabc))
 	r := open(t, w, "")
@@ -91,8 +95,8 @@ func TestGoldenLines(t *testing.T) {
 		`{"t":"hello","seq":43,"wire":1,"format":"kvc-b96-v1","worker":"w1","epoch":"w1/1","role":"decode","dp_rank":0,` +
 			`"model":"m","capacity_tokens":1000,"page_size":1,"direct_path":{"chat":"Unified"},"resume":false}`,
 		`{"t":"snap","seq":43,"part":0,"last":false,"sessions":[{"key":"a","lineage":"a","tail":"0000000000000abc",` +
-			`"blocks":1,"resident_tokens":30,"last_use_ms":1234567,"active":0}],"blocks":null}`,
-		`{"t":"snap","seq":43,"part":1,"last":true,"sessions":null,` +
+			`"blocks":1,"resident_tokens":30,"last_use_ms":1234567,"active":0}],"blocks":[]}`,
+		`{"t":"snap","seq":43,"part":1,"last":true,"sessions":[],` +
 			`"blocks":[{"owner":"a","b":"AQAAAAAAAAA="},{"owner":"a","b":"AgAAAAAAAAA="}]}`,
 		`{"t":"session","seq":44,"key":"b","lineage":"b","blocks":1,"resident_tokens":30,"last_use_ms":1234567,"active":0}`,
 		`{"t":"own","seq":45,"owner":"0000000000000000","b":"AQAAAAAAAAA="}`,
@@ -283,7 +287,7 @@ func TestSlowFollowerIsDisconnected(t *testing.T) {
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(patience))
 	n, err := io.Copy(io.Discard, conn)
-	if ne, ok := err.(net.Error); ok && ne.Timeout() {
+	if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
 		t.Fatalf("still connected after %d bytes", n)
 	}
 	if int(n) > published/2 {
