@@ -60,6 +60,8 @@ func processState(w local.Worker) string {
 		return "sidecar restarting"
 	case w.Ready:
 		return stateReady
+	case w.Pods > 0 && w.ID == "":
+		return "engine ended"
 	case w.Pods > 1:
 		return "restarting (pod " + strconv.Itoa(w.Pods) + ")"
 	}

@@ -159,6 +159,8 @@ func (c *Cluster) prepare(scale string) (err error) {
 		binDir: c.opts.BinDir, dir: c.dir, environ: c.env,
 		secrets: map[string]string{secret + "/" + v1alpha1.KeyEngine: randomHex(32)},
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return c.writeFleet()
 }
 
@@ -227,9 +229,20 @@ func (c *Cluster) RouterPID() int {
 
 // update changes what the mutex guards and wakes those who wait for a change.
 func (c *Cluster) update(change func()) {
+	c.updateFleet(func() bool { change(); return false })
+}
+
+// updateFleet is update for a change that may concern the fleet file, which
+// change then says. The file is written before anyone is woken: who sees a
+// worker ready finds it in the file.
+func (c *Cluster) updateFleet(change func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	change()
+	if change() {
+		if err := c.writeFleet(); err != nil {
+			c.log.Error("fleet file not written", "error", err)
+		}
+	}
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
@@ -304,10 +317,9 @@ func (c *Cluster) Stop() {
 }
 
 // writeFleet stores who is ready. A state that somebody wrote into the file by
-// hand, to drain a worker, is kept for as long as that incarnation lives.
+// hand, to drain a worker, is kept for as long as that incarnation lives. The
+// mutex is held.
 func (c *Cluster) writeFleet() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	asked := c.statesAsked()
 	f := &fleet.File{
 		Version: fleet.Version,

@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -87,6 +88,16 @@ func (p *process) exitReason() string {
 		return "exit status 0"
 	}
 	return p.err.Error()
+}
+
+// killed reports whether the process ended by SIGKILL; valid after done.
+func (p *process) killed() bool {
+	exit, ok := errors.AsType[*exec.ExitError](p.err)
+	if !ok {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
 // tail returns the last words of a log in one line: the panic that ended a Go

@@ -119,25 +119,25 @@ func (c *Cluster) runEngine(ctx context.Context, pod *podRun) string {
 
 // endPod takes a pod out of the fleet file, before anything else is done.
 func (c *Cluster) endPod(r *replica, problem string) {
-	c.update(func() {
+	c.updateFleet(func() bool {
+		left := r.ready
 		if r.ready {
 			r.failed = 0
 		}
 		r.pod, r.ready, r.problem = nil, false, problem
 		r.failed++
+		return left
 	})
-	c.saveFleet()
 }
 
 // sidecarChanged notes a change of a pod's sidecar. The first time it is ready
 // the worker joins the fleet, and stays while its sidecar restarts: residency is
 // still there, and the router's breaker knows how to wait.
 func (c *Cluster) sidecarChanged(r *replica, pod *podRun, change func(*service)) {
-	joined := false
-	c.update(func() {
+	c.updateFleet(func() (joined bool) {
 		change(&pod.state)
 		if r.pod != pod {
-			return // a later incarnation has the place
+			return false // a later incarnation has the place
 		}
 		if pod.state.ready && !r.ready {
 			r.ready, r.failed, joined = true, 0, true
@@ -145,16 +145,8 @@ func (c *Cluster) sidecarChanged(r *replica, pod *podRun, change func(*service))
 		if !r.ready && pod.state.failed >= maxFailures {
 			r.failed, r.problem = maxFailures, "its sidecar: "+pod.state.problem
 		}
+		return joined
 	})
-	if joined {
-		c.saveFleet()
-	}
-}
-
-func (c *Cluster) saveFleet() {
-	if err := c.writeFleet(); err != nil {
-		c.log.Error("fleet file not written", "error", err)
-	}
 }
 
 // newPod renders a replica's next pod and resolves its containers.

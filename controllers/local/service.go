@@ -113,10 +113,10 @@ func (c *Cluster) isReady(ctx context.Context, url string) bool {
 }
 
 // describeEnd says how a process ended, with its last words and where to read
-// the others.
+// the others. A process that was killed had no chance to say why.
 func (p *process) describeEnd(log string) string {
 	out := p.exitReason()
-	if last := tail(log, 3); last != "" {
+	if last := tail(log, 3); last != "" && !p.killed() {
 		out += "; its last lines: " + last
 	}
 	return out + " (log: " + log + ")"
