@@ -46,7 +46,7 @@ type leg struct {
 // mockWorker is a sidecar and its engine in one: real sockets, scripted turns,
 // a real feed.
 type mockWorker struct {
-	t     *testing.T
+	t     testing.TB
 	name  string
 	id    string
 	role  fleet.Role
@@ -69,7 +69,7 @@ type mockWorker struct {
 	arrived  chan *leg
 }
 
-func newMockWorker(t *testing.T, name string, role fleet.Role) *mockWorker {
+func newMockWorker(t testing.TB, name string, role fleet.Role) *mockWorker {
 	t.Helper()
 	w := &mockWorker{t: t, name: name, id: "uid-" + name + "-" + newAttemptID()[:6], role: role,
 		resident: map[string]int{}, path: "ConditionalAggregation", ended: make(chan struct{}),
@@ -376,7 +376,7 @@ func status(code int, body string) script {
 
 // pool is a router with its workers.
 type pool struct {
-	t       *testing.T
+	t       testing.TB
 	proxy   *Proxy
 	srv     *httptest.Server
 	admin   *httptest.Server
@@ -398,7 +398,7 @@ func testLog() *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
-func newPool(t *testing.T, o Options, ws ...*mockWorker) *pool {
+func newPool(t testing.TB, o Options, ws ...*mockWorker) *pool {
 	t.Helper()
 	p := &pool{t: t, proxy: New(o), metrics: o.Metrics,
 		file:   fleet.File{Version: 1, Pool: fleet.Pool{Namespace: "ns", Name: "pool", Model: "m", Aliases: []string{"alias"}}},

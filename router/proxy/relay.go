@@ -222,16 +222,14 @@ func (s *stream) event(raw, data []byte) {
 // take relays what a read brought: every event that is complete. The start of
 // one is held back, so that an in-band error never lands inside an event.
 func (s *stream) take(chunk []byte) *fault {
+	if s.committed && len(s.held) == 0 && s.ev.Whole(chunk) && s.seen.Ordinary(chunk) {
+		return s.send(chunk) // nearly all reads: some more tokens, and nothing to learn
+	}
 	s.whole = 0
 	s.ev.Feed(chunk, s.look)
-	out := chunk
-	if s.whole != len(chunk) || len(s.held) > 0 {
+	n := s.whole - len(s.held) // how much of the chunk completes events
+	if n <= 0 {
 		s.held = append(s.held, chunk...)
-		n := min(s.whole, len(s.held))
-		out = s.held[:n]
-		defer func() { s.held = append(s.held[:0], s.held[n:]...) }()
-	}
-	if len(out) == 0 {
 		return nil
 	}
 	if !s.committed {
@@ -242,7 +240,12 @@ func (s *stream) take(chunk []byte) *fault {
 		s.committed = true
 		s.t.commit(s.a.resp, -1)
 	}
-	return s.send(out)
+	if len(s.held) > 0 {
+		_, _ = s.t.w.Write(s.held) // a failure shows again in send
+	}
+	f := s.send(chunk[:n])
+	s.held = append(s.held[:0], chunk[n:]...)
+	return f
 }
 
 // send writes and flushes.

@@ -58,6 +58,15 @@ const (
 	errorMember  = `error"`
 )
 
+// Ordinary reports that observing a run of whole events would add nothing to o:
+// content was seen, and the run holds more of it, no usage, finish reason, error
+// or end mark. It may be wrong in the direction of false. A relay asks it once
+// for all the events of a read.
+func (o *Observed) Ordinary(events []byte) bool {
+	return o.Content && !bytes.Contains(events, []byte(done)) &&
+		!present(events, finishMember) && !present(events, usageMember) && !present(events, errorMember)
+}
+
 // present reports that some member whose name ends so has a value other than
 // null, or that a value does ("object":"error"). It may be wrong in the
 // direction of true.

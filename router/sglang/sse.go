@@ -70,6 +70,13 @@ func (e *Events) Mid() bool {
 // closing reports a whole event whose last CR an LF may still follow.
 func (e *Events) closing() bool { return e.afterCR && e.blankCR }
 
+// Whole reports that p, fed next, would complete every event it touches, and so
+// need not be fed: the stream stands between events, and p ends with a blank
+// line.
+func (e *Events) Whole(p []byte) bool {
+	return len(e.buf) == 0 && !e.oversized && !e.inLine && !e.afterCR && bytes.HasSuffix(p, []byte("\n\n"))
+}
+
 // next returns the offset after the event that ends in view[from:], or -1.
 func (e *Events) next(view []byte, from int) int {
 	i := from
