@@ -32,8 +32,7 @@ type relay struct {
 	sse  sglang.Events
 	drop bool // remove the usage-only chunk that we asked for
 
-	tail []byte // drop: bytes of the event not yet complete
-	out  []byte // drop: what is left of a read that lost an event
+	out []byte // drop: the events to write
 
 	onBytes  func() error // called before each write; an error ends the relay
 	deadline time.Time    // when the write deadline is moved next; real time
@@ -43,11 +42,34 @@ type relay struct {
 // every byte is written as it was read, wherever the reads were cut (R03, R04);
 // with drop, whole events are.
 func (rl *relay) stream(w http.ResponseWriter, body io.Reader) error {
-	err := rl.pump(w, body, rl.events)
-	if err == nil && len(rl.tail) > 0 {
-		_, err = w.Write(rl.tail)
+	see := rl.observe
+	if rl.drop {
+		see = rl.sift
+	}
+	err := rl.pump(w, body, func(p []byte) []byte {
+		rl.out = rl.out[:0]
+		rl.sse.Feed(p, see)
+		if rl.drop {
+			return rl.out
+		}
+		return p
+	})
+	rl.out = rl.out[:0]
+	rl.sse.End(see)
+	if err == nil && len(rl.out) > 0 {
+		_, err = w.Write(rl.out)
 	}
 	return err
+}
+
+// observe reads one event in passing.
+func (rl *relay) observe(_, data []byte) { sglang.ObserveEvent(&rl.obs, data) }
+
+// sift reads one event and keeps it unless it is the usage chunk we asked for.
+func (rl *relay) sift(raw, data []byte) {
+	if !sglang.ObserveEvent(&rl.obs, data) {
+		rl.out = append(rl.out, raw...)
+	}
 }
 
 // whole relays any other answer and keeps a bounded copy to read usage from.
@@ -103,36 +125,6 @@ func (rl *relay) write(w http.ResponseWriter, ctl *http.ResponseController, p []
 		return err
 	}
 	return ctl.Flush()
-}
-
-// events feeds the observer and returns what of p may be written now.
-func (rl *relay) events(p []byte) []byte {
-	if !rl.drop {
-		rl.sse.Feed(p, func(_, data []byte) { sglang.ObserveEvent(&rl.obs, data) })
-		return p
-	}
-	whole, dropped := 0, false
-	rl.out = rl.out[:0]
-	rl.sse.Feed(p, func(raw, data []byte) {
-		whole += len(raw)
-		if sglang.ObserveEvent(&rl.obs, data) {
-			dropped = true
-			return
-		}
-		rl.out = append(rl.out, raw...)
-	})
-	held := len(rl.tail)
-	rest := held + len(p) - whole // bytes after the last complete event
-	if held == 0 && !dropped {
-		rl.tail = append(rl.tail[:0], p[len(p)-rest:]...)
-		return p[:len(p)-rest]
-	}
-	if whole == 0 {
-		rl.tail = append(rl.tail, p...)
-	} else {
-		rl.tail = append(rl.tail[:0], p[len(p)-rest:]...)
-	}
-	return rl.out
 }
 
 func isEventStream(h http.Header) bool {

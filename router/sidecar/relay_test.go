@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -312,16 +313,22 @@ type failingWriter struct{ http.ResponseWriter }
 
 func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("peer") }
 
-// BenchmarkRelay is the CPU of one SSE chunk over loopback, beside
-// httputil.ReverseProxy in the same run. The relay reads usage; the proxy does not.
+// BenchmarkRelay is one SSE chunk over loopback, beside httputil.ReverseProxy in
+// the same run; the relay reads usage, the proxy does not. In lockstep each
+// chunk is a read and a write of its own, as from an engine; unpaced, whatever
+// piled up is one read. cpu-ns is everything: engine, relay and client.
 func BenchmarkRelay(b *testing.B) {
-	const chunks = 2000
+	const chunks = 1000
+	pace := make(chan struct{}, 1)
 	c := chunk("hello world, this is one token")
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
+		lockstep := r.Header.Get("X-Lockstep") != ""
 		w.Header().Set("Content-Type", "text/event-stream")
 		for range chunks {
 			send(w, c)
+			if lockstep {
+				<-pace
+			}
 		}
 		send(w, finishEvent+usageEvent+doneEvent)
 	}))
@@ -332,56 +339,97 @@ func BenchmarkRelay(b *testing.B) {
 	}
 	transport := sglang.NewTransport()
 	defer transport.CloseIdleConnections()
-	relayHandler := func(drop bool) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			req := r.Clone(r.Context())
-			req.URL, req.RequestURI = target, ""
-			resp, err := transport.RoundTrip(req)
-			if err != nil {
-				b.Error(err)
-				return
-			}
-			defer resp.Body.Close()
-			copyHeader(w.Header(), resp)
-			rl := &relay{drop: drop, onBytes: func() error { return nil }}
-			if err := rl.stream(w, resp.Body); err != nil || rl.obs.Usage.PromptTokens != 120 {
-				b.Errorf("relay: %v, %+v", err, rl.obs)
-			}
-		})
-	}
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.FlushInterval, proxy.Transport = -1, transport
-	for _, tc := range []struct {
-		name string
-		h    http.Handler
-	}{{"relay", relayHandler(false)}, {"relay-drop", relayHandler(true)}, {"reverseproxy", proxy}, {"null", nil}} {
-		b.Run(tc.name, func(b *testing.B) { benchStream(b, engine.URL, tc.h, chunks) })
+	for _, lockstep := range []bool{true, false} {
+		for name, h := range map[string]http.Handler{
+			"relay": relayOnly(b, engine.URL, transport, false), "relay-drop": relayOnly(b, engine.URL, transport, true),
+			"reverseproxy": proxy, "none": nil,
+		} {
+			mode := map[bool]string{true: "lockstep/", false: "unpaced/"}[lockstep]
+			b.Run(mode+name, func(b *testing.B) {
+				base := engine.URL
+				if h != nil {
+					srv := httptest.NewServer(h)
+					defer srv.Close()
+					base = srv.URL
+				}
+				wait := pace
+				if !lockstep {
+					wait = nil
+				}
+				benchStream(b, base, chunks, len(c), wait)
+			})
+		}
 	}
 }
 
-func benchStream(b *testing.B, direct string, h http.Handler, chunks int) {
-	base := direct
-	if h != nil {
-		srv := httptest.NewServer(h)
-		defer srv.Close()
-		base = srv.URL
-	}
+// relayOnly is the data path without its turn: forward, relay.
+func relayOnly(b *testing.B, engine string, transport http.RoundTripper, drop bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		req, err := http.NewRequestWithContext(r.Context(), http.MethodGet, engine, nil)
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		req.Header = r.Header.Clone()
+		resp, err := transport.RoundTrip(req)
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		copyHeader(w.Header(), resp)
+		rl := &relay{drop: drop, onBytes: func() error { return nil }}
+		if err := rl.stream(w, resp.Body); err != nil || rl.obs.Usage.PromptTokens != 120 {
+			b.Errorf("relay: %v, %+v", err, rl.obs)
+		}
+	})
+}
+
+// benchStream reads whole streams; with pace, each chunk is acknowledged.
+func benchStream(b *testing.B, base string, chunks, size int, pace chan struct{}) {
 	hc := &http.Client{Transport: sglang.NewTransport()}
 	defer hc.CloseIdleConnections()
+	buf := make([]byte, size)
 	b.ReportAllocs()
+	before := cpu(b)
 	for b.Loop() {
-		req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, base, strings.NewReader("{}"))
+		req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, base, nil)
 		if err != nil {
 			b.Fatal(err)
+		}
+		if pace != nil {
+			req.Header.Set("X-Lockstep", "1")
 		}
 		resp, err := hc.Do(req)
 		if err != nil {
 			b.Fatal(err)
 		}
-		_, _ = io.Copy(io.Discard, resp.Body)
-		resp.Body.Close()
+		for range chunks {
+			if _, err := io.ReadFull(resp.Body, buf); err != nil {
+				b.Fatal(err)
+			}
+			if pace != nil {
+				pace <- struct{}{}
+			}
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			b.Fatal(err)
+		}
+		_ = resp.Body.Close()
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*chunks), "ns/chunk")
+	b.ReportMetric(float64((cpu(b)-before).Nanoseconds())/float64(b.N*chunks), "cpu-ns/chunk")
+}
+
+// cpu is the process's time on processors: what a busy machine leaves comparable.
+func cpu(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkRelayCPU is the same without sockets: what reading usage costs.
