@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -24,9 +25,7 @@ func environment(t *testing.T, change map[string]string) {
 		"KVC_WORKER": "uid-1", "KVC_POD": "decode-0", "KVC_ROLE": "decode", "KVC_DIRECT_PATH": "Unified",
 		"KVC_ENGINE_URL": "http://127.0.0.1:1", "KVC_TIME_SCALE": "", "KVC_ENGINE_KEY": "", "KVC_PRESTOP_NONCE": "",
 	}
-	for k, v := range change {
-		env[k] = v
-	}
+	maps.Copy(env, change)
 	for k, v := range env {
 		t.Setenv(k, v)
 	}

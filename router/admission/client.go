@@ -103,7 +103,7 @@ func (c *Client) call(ctx context.Context, method, target string, body []byte, i
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", method, req.URL.Path, err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return fmt.Errorf("%s %s: read answer: %w", method, req.URL.Path, err)

@@ -78,8 +78,8 @@ func TestAskTellsRefusalFromNoAnswer(t *testing.T) {
 		handler http.HandlerFunc
 		status  int // of the StatusError; 0 = another error
 	}{
-		"500 is no answer": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, 500},
-		"401 is no answer": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401) }, 401},
+		"500 is no answer": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }, 500},
+		"401 is no answer": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, 401},
 		"garbage is no answer": {func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "<html>")
 		}, 0},
@@ -166,17 +166,17 @@ func TestHintNeedsThe103(t *testing.T) {
 	}{
 		"103 then 204 is a hint": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(HeaderHint, "1")
-			w.WriteHeader(103)
+			w.WriteHeader(http.StatusEarlyHints)
 			w.Header().Del(HeaderHint)
-			w.WriteHeader(204)
+			w.WriteHeader(http.StatusNoContent)
 		}, true},
 		"204 alone is none: something on the way swallows 103s": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(HeaderHint, "1")
-			w.WriteHeader(204)
+			w.WriteHeader(http.StatusNoContent)
 		}, false},
 		"a foreign 103 is none": {func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(103)
-			w.WriteHeader(204)
+			w.WriteHeader(http.StatusEarlyHints)
+			w.WriteHeader(http.StatusNoContent)
 		}, false},
 	}
 	for name, tc := range cases {
@@ -202,7 +202,7 @@ func TestControlCalls(t *testing.T) {
 			WriteJSON(w, 200, "application/json", SidecarStatus{Worker: "w", Seq: 9})
 			return
 		}
-		w.WriteHeader(204)
+		w.WriteHeader(http.StatusNoContent)
 	}))
 	ctx := t.Context()
 	if err := errors.Join(

@@ -144,25 +144,12 @@ func (c *Client) AdmitDirectAppend(ctx context.Context, question any) (*Admissio
 	return &a, nil
 }
 
-// call does one control request.
+// call does one control request. into is what JSON is decoded into, *[]byte for
+// the body itself, or nil.
 func (c *Client) call(ctx context.Context, method, path string, body, into any) error {
-	var rd io.Reader
-	if body != nil {
-		b, err := json.Marshal(body)
-		if err != nil {
-			return fmt.Errorf("engine %s: encode: %w", path, err)
-		}
-		rd = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, c.Base+path, rd)
+	req, err := c.request(ctx, method, path, body)
 	if err != nil {
 		return fmt.Errorf("engine %s: %w", path, err)
-	}
-	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	if c.Key != "" {
-		req.Header.Set("Authorization", "Bearer "+c.Key)
 	}
 	hc := c.HTTP
 	if hc == nil {
@@ -172,25 +159,47 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 	if err != nil {
 		return fmt.Errorf("engine %s: %w", path, err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 	if err != nil {
 		return fmt.Errorf("engine %s: read: %w", path, err)
 	}
 	if resp.StatusCode/100 != 2 {
-		return &APIError{Path: path, Status: resp.StatusCode, Body: strings.ToValidUTF8(string(data[:min(len(data), 512)]), "?")}
+		text := strings.ToValidUTF8(string(data[:min(len(data), 512)]), "?")
+		return &APIError{Path: path, Status: resp.StatusCode, Body: text}
 	}
-	if into == nil {
-		return nil
-	}
-	if raw, ok := into.(*[]byte); ok {
-		*raw = data
-		return nil
-	}
-	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("engine %s: decode: %w", path, err)
+	switch into := into.(type) {
+	case nil:
+	case *[]byte:
+		*into = data
+	default:
+		if err := json.Unmarshal(data, into); err != nil {
+			return fmt.Errorf("engine %s: decode: %w", path, err)
+		}
 	}
 	return nil
+}
+
+func (c *Client) request(ctx context.Context, method, path string, body any) (*http.Request, error) {
+	var rd io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		rd = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.Base+path, rd)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.Key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.Key)
+	}
+	return req, nil
 }
 
 // WithConnWatch returns a context under which fresh is called when a request

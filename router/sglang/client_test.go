@@ -39,7 +39,7 @@ func TestServerInfo(t *testing.T) {
 		"internal_states":[{"memory_usage":{}}],"version":"0.5.23","kv_events":null}`
 	c := served(t, map[string]http.HandlerFunc{"/server_info": func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer k" {
-			w.WriteHeader(401)
+			w.WriteHeader(http.StatusUnauthorized)
 		}
 		_, _ = io.WriteString(w, body)
 	}})
@@ -79,7 +79,8 @@ func TestLoads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.Running != 3 || l.Waiting != 1 || l.WaitingUncachedTokens != 7 || l.UsedTokens != 18231 || l.Transferring() != 6 ||
+	if l.Running != 3 || l.Waiting != 1 || l.WaitingUncachedTokens != 7 ||
+		l.UsedTokens != 18231 || l.Transferring() != 6 ||
 		l.PrefillRate() != 2500 || l.Idle() {
 		t.Errorf("load %+v", l)
 	}
@@ -183,7 +184,7 @@ func TestProbeNativeAdmission(t *testing.T) {
 			t.Errorf("status %d: %t, %v; want %t", status, ok, err, want)
 		}
 	}
-	c := served(t, map[string]http.HandlerFunc{"/admit_direct_append": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }})
+	c := served(t, map[string]http.HandlerFunc{"/admit_direct_append": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }})
 	if _, err := c.ProbeNativeAdmission(t.Context()); err == nil {
 		t.Error("503 proves nothing, so it is an error")
 	}
@@ -191,7 +192,7 @@ func TestProbeNativeAdmission(t *testing.T) {
 
 func TestErrorsAreBoundedAndTyped(t *testing.T) {
 	c := served(t, map[string]http.HandlerFunc{"/health": func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(503)
+		w.WriteHeader(http.StatusServiceUnavailable)
 		_, _ = io.WriteString(w, strings.Repeat("\xff", 10000))
 	}})
 	err := c.Health(t.Context())

@@ -92,7 +92,8 @@ func TestLeaseTurn(t *testing.T) {
 	if a := r.send(t.Context(), other, chatPath, chat(0, false)); a.status != 409 || a.verdict(t).Reason != "lease-expired" {
 		t.Errorf("another attempt presented the lease: %d %s; want 409 lease-expired", a.status, a.body)
 	}
-	if a := r.send(t.Context(), in, chatPath, chat(0, false)); a.status != 200 || a.body != wholeAnswer || len(a.early) != 0 {
+	a := r.send(t.Context(), in, chatPath, chat(0, false))
+	if a.status != 200 || a.body != wholeAnswer || len(a.early) != 0 {
 		t.Errorf("presenting the lease: %d %s; want the engine's answer and no 103", a.status, a.body)
 	}
 	if a := r.send(t.Context(), in, chatPath, chat(0, false)); a.status != 409 || a.verdict(t).Reason != "lease-expired" {
@@ -300,7 +301,8 @@ func TestBlocksAreACheckOnly(t *testing.T) {
 	if err != nil || !v.CanAdmit {
 		t.Fatalf("Ask = %+v, %v", v, err)
 	}
-	in.Admit, in.Lease, in.Blocks = admission.AdmitLease, v.Lease.ID, &admission.BlockCheck{Format: block.Format, Count: 1, Last: 1}
+	in.Admit, in.Lease = admission.AdmitLease, v.Lease.ID
+	in.Blocks = &admission.BlockCheck{Format: block.Format, Count: 1, Last: 1}
 	if a := r.send(t.Context(), in, chatPath, chat(2, false)); a.status != 200 {
 		t.Fatalf("lease turn: %d %s", a.status, a.body)
 	}

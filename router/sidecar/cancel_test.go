@@ -213,7 +213,7 @@ func TestDeferredAbortEndsWithAnError(t *testing.T) {
 		r.e.turn = func(w http.ResponseWriter, _ *http.Request, _ map[string]any) {
 			close(reached)
 			<-fail
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 		}
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -455,7 +455,7 @@ func TestQueueEnds(t *testing.T) {
 		e.info["max_total_num_tokens"] = 100
 		r := startRig(t, e).ready()
 		e.set(func() {
-			e.turn = func(w http.ResponseWriter, _ *http.Request, _ map[string]any) { w.WriteHeader(400) }
+			e.turn = func(w http.ResponseWriter, _ *http.Request, _ map[string]any) { w.WriteHeader(http.StatusBadRequest) }
 		})
 		if a := r.send(t.Context(), second(), chatPath, chat(0, true)); a.status != 400 ||
 			a.header.Get(admission.HeaderOrigin) != "engine" {

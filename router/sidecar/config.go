@@ -105,8 +105,3 @@ func (c *Config) validate() error {
 	return fmt.Errorf("KVC_DIRECT_PATH: want ConditionalAggregation, NativeAdmission, Unified or DeltaTransfer, not %q",
 		c.DirectPath)
 }
-
-// emulated turns a real duration into what reports call it.
-func (c *Config) emulated(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * c.TimeScale)
-}

@@ -101,6 +101,7 @@ func (s *Sidecar) clear(cause string) {
 	s.metrics.clears.WithLabelValues(cause).Inc()
 	s.book.do(func(l *kvc.Ledger, now time.Time) {
 		if l != nil {
+			clear(s.book.grants) // their leases are void
 			l.Clear(now)
 		}
 	})

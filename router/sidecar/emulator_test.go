@@ -171,8 +171,8 @@ func TestFlushOfAnEmulatorIsNoticed(t *testing.T) {
 // A client that leaves during the hand-off: both engines live on, all is freed.
 func TestCancelDuringHandOffAgainstTheEmulator(t *testing.T) {
 	pe := emulate(t, emulator.Config{Mode: emulator.ModePrefill, Crash: true})
-	d := beside(t, emulate(t, emulator.Config{Mode: emulator.ModeDecode, DecodeRadix: true, ConditionalAgg: true, Crash: true}),
-		fleet.Decode, kvc.ConditionalAggregation)
+	de := emulate(t, emulator.Config{Mode: emulator.ModeDecode, DecodeRadix: true, ConditionalAgg: true, Crash: true})
+	d := beside(t, de, fleet.Decode, kvc.ConditionalAggregation)
 	p := beside(t, pe, fleet.Prefill, "")
 	var wg sync.WaitGroup
 	for i := range 12 {

@@ -15,10 +15,12 @@ import (
 )
 
 const (
-	missedPolls  = 3                // before an engine that fell silent is not ready
-	infoRecheck  = 30 * time.Second // /server_info is asked again at least this often
-	probeTimeout = 60 * time.Second // a probe may wait behind real turns
-	warmTimeout  = 30 * time.Second // the engine's /health answers within 20 s
+	missedPolls = 3                // before an engine that fell silent is not ready
+	infoRecheck = 30 * time.Second // /server_info is asked again at least this often
+	// /server_info asks the scheduler, which may be in the middle of a long prefill.
+	identifyTimeout = 5 * time.Second
+	probeTimeout    = 60 * time.Second // a probe may wait behind real turns
+	warmTimeout     = 30 * time.Second // the engine's /health answers within 20 s
 )
 
 // routes of an engine, in display order.
@@ -60,13 +62,13 @@ func (s *Sidecar) watch(ctx context.Context) {
 
 // poll is one look at the engine.
 func (s *Sidecar) poll(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, max(s.cfg.Poll*4/5, 100*time.Millisecond))
-	defer cancel()
 	if s.book.current() == nil || s.doubtful() {
 		if err := s.identify(ctx); err != nil {
 			s.missed(err)
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
+	defer cancel()
 	load, err := s.engine.Loads(sglang.WithConnWatch(ctx, s.doubt))
 	if err != nil {
 		s.missed(err)
@@ -92,10 +94,14 @@ func (s *Sidecar) doubtful() bool {
 }
 
 func (s *Sidecar) missed(err error) {
-	s.misses++
+	s.doubt()
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		s.died = true // nobody listens: whoever answers next is another process
+	} else if s.alive.Swap(false) {
+		s.misses = 0 // busy, not dead: output still flows (R104)
+		return
 	}
+	s.misses++
 	if s.misses >= missedPolls || s.book.current() == nil {
 		s.setReady(false, fmt.Sprintf("the engine at %s does not answer: %v", s.cfg.EngineURL, err))
 		s.warmed.Store(false)
@@ -104,6 +110,8 @@ func (s *Sidecar) missed(err error) {
 
 // identify asks the engine who it is and adopts it when it is another.
 func (s *Sidecar) identify(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, identifyTimeout)
+	defer cancel()
 	s.doubted.Store(false)
 	info, err := s.engine.ServerInfo(ctx)
 	if err != nil {
@@ -126,27 +134,44 @@ func (s *Sidecar) identify(ctx context.Context) error {
 // check refuses an engine that was started for something else than this
 // sidecar was. The words name the engine's flag.
 func (s *Sidecar) check(i *sglang.ServerInfo) error {
-	mode, want := i.Mode, "decode"
+	mode := i.Mode
 	if mode == "" {
 		mode = "null"
 	}
-	switch {
-	case s.cfg.Role == fleet.Prefill:
-		want = "prefill"
-	case s.cfg.DirectPath == kvc.Unified:
-		want = "null"
-	}
-	switch {
-	case mode != want && s.cfg.DirectPath != kvc.NativeAdmission:
+	if want := s.wantedMode(); want != "" && mode != want {
 		return fmt.Errorf("the engine runs with --disaggregation-mode %s; start it with %s", mode, want)
-	case i.MaxTotalTokens <= 0:
+	}
+	if i.MaxTotalTokens <= 0 {
 		return errors.New("the engine reports no max_total_num_tokens yet")
-	case s.cfg.Role == fleet.Decode && s.cfg.DirectPath == kvc.DeltaTransfer && !i.DecodeRadixCache,
-		s.cfg.Role == fleet.Decode && s.cfg.DirectPath == kvc.ConditionalAggregation && !i.DecodeRadixCache:
-		return errors.New("the engine keeps no prefix between turns; " +
-			"start it with --disaggregation-decode-enable-radix-cache")
+	}
+	if s.cfg.Role == fleet.Prefill {
+		return nil
+	}
+	const forgets = "the engine keeps no prefix between turns; "
+	switch s.cfg.DirectPath {
+	case kvc.DeltaTransfer, kvc.ConditionalAggregation:
+		if !i.DecodeRadixCache {
+			return errors.New(forgets + "start it with --disaggregation-decode-enable-radix-cache")
+		}
+	case kvc.Unified:
+		if i.DisableRadixCache {
+			return errors.New(forgets + "start it without --disable-radix-cache")
+		}
 	}
 	return nil
+}
+
+// wantedMode is the engine's --disaggregation-mode; a patched engine may run any.
+func (s *Sidecar) wantedMode() string {
+	switch {
+	case s.cfg.Role == fleet.Prefill:
+		return "prefill"
+	case s.cfg.DirectPath == kvc.Unified:
+		return "null"
+	case s.cfg.DirectPath == kvc.NativeAdmission:
+		return ""
+	}
+	return "decode"
 }
 
 // adopt starts the incarnation's ledger: restored when the journal is of this

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -105,6 +106,8 @@ func TestNotReadyNamesTheRemedy(t *testing.T) {
 			map[string]any{"disaggregation_decode_enable_radix_cache": false}, "--disaggregation-decode-enable-radix-cache"},
 		"conditional aggregation needs it too": {fleet.Decode, kvc.ConditionalAggregation,
 			map[string]any{"disaggregation_decode_enable_radix_cache": nil}, "--disaggregation-decode-enable-radix-cache"},
+		"unified needs the radix cache, too": {fleet.Decode, kvc.Unified,
+			map[string]any{"disaggregation_mode": "null", "disable_radix_cache": true}, "without --disable-radix-cache"},
 		"native admission needs the patch": {fleet.Decode, kvc.NativeAdmission, nil, "/admit_direct_append"},
 		"an engine without capacity is still loading": {fleet.Decode, kvc.ConditionalAggregation,
 			map[string]any{"max_total_num_tokens": 0}, "max_total_num_tokens"},
@@ -112,9 +115,7 @@ func TestNotReadyNamesTheRemedy(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			e := newEngine(t)
-			for k, v := range tc.change {
-				e.info[k] = v
-			}
+			maps.Copy(e.info, tc.change)
 			r := startRig(t, e, func(c *Config) { c.Role, c.DirectPath = tc.role, tc.path })
 			r.until("refused", func(s admission.SidecarStatus) bool { return !s.Ready && strings.Contains(s.Reason, tc.reason) })
 			resp, err := r.hc.Get(r.base + "/readyz")
@@ -123,7 +124,7 @@ func TestNotReadyNamesTheRemedy(t *testing.T) {
 			}
 			defer resp.Body.Close()
 			body, err := io.ReadAll(resp.Body)
-			if err != nil || resp.StatusCode != 503 || !strings.Contains(string(body), tc.reason) {
+			if err != nil || resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), tc.reason) {
 				t.Errorf("readyz %d %s, %v", resp.StatusCode, body, err)
 			}
 		})
@@ -301,7 +302,7 @@ func TestNativeAdmissionNeedsBoth(t *testing.T) {
 			e.native = func(w http.ResponseWriter, r *http.Request) {
 				var q admission.Question
 				if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Attempt == "" {
-					w.WriteHeader(400) // the probe
+					w.WriteHeader(http.StatusBadRequest) // the probe
 					return
 				}
 				asked <- q

@@ -34,7 +34,7 @@ func getJSON(t *testing.T, r *rig, path string, into any) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(into); err != nil || resp.StatusCode != 200 {
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatalf("GET %s = %d, %v", path, resp.StatusCode, err)
 	}
 }
@@ -65,7 +65,7 @@ func TestUnauthorizedHasNoSideEffect(t *testing.T) {
 				t.Fatal(err)
 			}
 			resp.Body.Close()
-			if resp.StatusCode != 401 || resp.Header.Get(admission.HeaderOrigin) != "sidecar" {
+			if resp.StatusCode != http.StatusUnauthorized || resp.Header.Get(admission.HeaderOrigin) != "sidecar" {
 				t.Errorf("%s %s with %q = %d, want 401", p.method, p.path, key, resp.StatusCode)
 			}
 		}
@@ -82,7 +82,7 @@ func TestUnauthorizedHasNoSideEffect(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp.Body.Close()
-		if resp.StatusCode != 200 {
+		if resp.StatusCode != http.StatusOK {
 			t.Errorf("GET %s without a token = %d, want 200", open, resp.StatusCode)
 		}
 	}

@@ -44,7 +44,7 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		turns:    counters("turns_total", "Legs of turns that ended here.", "leg", "mode", "outcome"),
 		verdicts: counters("verdicts_total", "Answers to admission questions.", "mode", "reason"),
 		tokens: counters("tokens_total",
-			"Tokens of ended turns: prompt, cached, generated, uncached (prefilled here), transferred (received from P).", "kind"),
+			"Tokens of ended turns: prompt, cached, generated, uncached (prefilled here), transferred (from P).", "kind"),
 		admit: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "kvc_sidecar_admit_seconds", Help: "Time to answer an admission question.",
 			Buckets: []float64{.00001, .00003, .0001, .0003, .001, .003, .01, .03, .1, 1},
@@ -57,7 +57,8 @@ func newMetrics(r *prometheus.Registry) *metrics {
 			Name: "kvc_sidecar_prompt_estimate_ratio", Help: "Estimated over true prompt tokens.",
 			Buckets: []float64{.25, .5, .75, .9, .95, 1, 1.05, 1.1, 1.25, 1.5, 2, 4},
 		}),
-		clears:       counters("ledger_clears_total", "Times the ledger was emptied because the engine's cache was.", "evidence"),
+		clears: counters("ledger_clears_total",
+			"Times the ledger was emptied because the engine's cache was.", "evidence"),
 		journal:      counters("journal_total", "Journal reads that failed and writes.", "result"),
 		mismatches:   counter("block_mismatches_total", "Turns whose body hashed to other blocks than the router said."),
 		deferred:     counter("aborts_deferred_total", "Aborts that waited for the end of a KV hand-off."),
@@ -149,8 +150,9 @@ func (g *gaugeCollector) Collect(ch chan<- prometheus.Metric) {
 	} {
 		ch <- prometheus.MustNewConstMetric(g.descs[name], prometheus.GaugeValue, v)
 	}
-	ch <- prometheus.MustNewConstMetric(g.descs["evicted_tokens"], prometheus.CounterValue, float64(st.Totals.EvictedTokens))
-	ch <- prometheus.MustNewConstMetric(g.descs["leases_expired"], prometheus.CounterValue, float64(extra.expired))
+	for name, v := range map[string]int64{"evicted_tokens": st.Totals.EvictedTokens, "leases_expired": extra.expired} {
+		ch <- prometheus.MustNewConstMetric(g.descs[name], prometheus.CounterValue, float64(v))
+	}
 }
 
 type bookCounts struct {

@@ -201,7 +201,7 @@ func TestOutcomesThatCreditNothing(t *testing.T) {
 			send(w, chunk("x"))
 		},
 		"a 500": func(w http.ResponseWriter, _ *http.Request, _ map[string]any) {
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 			send(w, `{"object":"error"}`)
 		},
 	}

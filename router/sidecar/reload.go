@@ -56,7 +56,7 @@ func (s *Sidecar) watchFiles(ctx context.Context) {
 	}
 	w, err := fsnotify.NewWatcher()
 	if err == nil {
-		defer w.Close()
+		defer func() { _ = w.Close() }()
 		err = w.Add(filepath.Dir(s.cfg.RoutingFile))
 	}
 	if err != nil {

@@ -374,19 +374,22 @@ func (r *rig) send(ctx context.Context, in admission.Turn, path, body string, ch
 }
 
 // open posts a turn and returns at its headers.
-func (r *rig) open(ctx context.Context, in admission.Turn, path, body string, change ...func(*http.Request)) (*http.Response, answer) {
+func (r *rig) open(
+	ctx context.Context, in admission.Turn, path, body string, change ...func(*http.Request),
+) (*http.Response, answer) {
 	r.t.Helper()
 	var a answer
 	var mu sync.Mutex // a 103 may still come when the caller has left
 	var early []http.Header
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+	got1xx := func(code int, h textproto.MIMEHeader) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if code == http.StatusEarlyHints {
 			early = append(early, http.Header(h))
 		}
 		return nil
-	}})
+	}
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: got1xx})
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.base+path, bytes.NewReader([]byte(body)))
 	if err != nil {
 		r.t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -49,7 +50,7 @@ func (t *turn) run(w http.ResponseWriter, r *http.Request) {
 		outcome = t.unanswered(w, err)
 		return
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	err = t.relay(w, resp, rl)
 	outcome = t.outcome(resp, rl, err)
 	if err != nil {
@@ -125,15 +126,16 @@ func (t *turn) relay(w http.ResponseWriter, resp *http.Response, rl *relay) erro
 func copyHeader(h http.Header, resp *http.Response) {
 	admission.StripHopByHop(resp.Header)
 	admission.StripInternal(resp.Header)
-	for name, values := range resp.Header {
-		h[name] = values
-	}
+	maps.Copy(h, resp.Header)
 	h.Set(admission.HeaderOrigin, admission.OriginEngine)
 }
 
 // onBytes sees the engine's first output: the hand-off is over, and an abort
 // that waited for it may go now.
 func (t *turn) onBytes() error {
+	if !t.s.alive.Load() {
+		t.s.alive.Store(true)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.streaming {
@@ -199,7 +201,7 @@ func (t *turn) outcome(resp *http.Response, rl *relay, err error) kvc.Outcome {
 		return kvc.OutcomeError
 	case err != nil: // a write error is a peer that left
 		return kvc.OutcomeCancelled
-	case resp.StatusCode/100 != 2 || rl.obs.ErrorCode != 0:
+	case resp.StatusCode/100 != 2 || rl.obs.Failed():
 		return kvc.OutcomeError
 	case isEventStream(resp.Header) && !rl.obs.Done && rl.obs.Finish == "":
 		return kvc.OutcomeError

@@ -31,6 +31,7 @@ type Sidecar struct {
 	doubted atomic.Bool // the next poll asks who the engine is
 	warmed  atomic.Bool // this incarnation passed its first health check and probes
 	warming atomic.Bool
+	alive   atomic.Bool // output was relayed since the last poll that failed
 
 	suspected chan struct{} // capacity 1: poll now
 	tasks     sync.WaitGroup
@@ -195,7 +196,7 @@ func (s *Sidecar) passModels(w http.ResponseWriter, r *http.Request) {
 		admission.WriteError(w, http.StatusBadGateway, "the engine did not answer")
 		return
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	rl := &relay{onBytes: func() error { return nil }}
 	copyHeader(w.Header(), resp)
 	w.WriteHeader(resp.StatusCode)

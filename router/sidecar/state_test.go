@@ -83,7 +83,8 @@ func TestHardDeadlineEndsStreams(t *testing.T) {
 func TestStateNamesTheField(t *testing.T) {
 	r := newRig(t).ready()
 	for _, body := range []string{`{"state":"Gone"}`, `{`, `{"state":5}`} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, r.base+admission.PathState, strings.NewReader(body))
+		target := r.base + admission.PathState
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, target, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +94,7 @@ func TestStateNamesTheField(t *testing.T) {
 		}
 		msg, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		if err != nil || resp.StatusCode != 400 || !strings.Contains(string(msg), "state") {
+		if err != nil || resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(msg), "state") {
 			t.Errorf("PUT state %s = %d %s, want 400 naming state", body, resp.StatusCode, msg)
 		}
 	}
@@ -147,7 +148,7 @@ func TestPreStopReturnsBeforeTheKubeletKills(t *testing.T) {
 	go func() { defer close(done); r.send(ctx, ask(session, 0), chatPath, chat(0, true)) }()
 	await(t, h.reached, "turn", patience)
 	resp, err := r.hc.Get(r.base + admission.PathPreStop + "/n0nce")
-	if err != nil || resp.StatusCode != 204 {
+	if err != nil || resp.StatusCode != http.StatusNoContent {
 		t.Errorf("prestop = %v, %v", resp, err)
 	}
 	resp.Body.Close()
@@ -162,7 +163,7 @@ func TestPreStopWithoutANonceIsOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	if resp.StatusCode != 404 || r.s.status().State != "Active" {
+	if resp.StatusCode != http.StatusNotFound || r.s.status().State != "Active" {
 		t.Errorf("an empty nonce: %d", resp.StatusCode)
 	}
 }

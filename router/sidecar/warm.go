@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -79,7 +80,7 @@ func (s *Sidecar) probe(ctx context.Context, inc *incarnation) (map[block.Route]
 	case kvc.NativeAdmission:
 		ok, err := s.engine.ProbeNativeAdmission(ctx)
 		if err == nil && !ok {
-			err = fmt.Errorf("the engine has no /admit_direct_append; NativeAdmission needs a patched engine")
+			err = errors.New("the engine has no /admit_direct_append; NativeAdmission needs a patched engine")
 		}
 		return paths, err
 	case kvc.ConditionalAggregation:
@@ -104,7 +105,7 @@ func (s *Sidecar) probeLocalPrefill(ctx context.Context, inc *incarnation, paths
 		}
 	}
 	if !found {
-		return fmt.Errorf("the engine refuses do_local_prefill; start it with " +
+		return errors.New("the engine refuses do_local_prefill; start it with " +
 			"--disaggregation-decode-enable-conditional-agg on a build that has the conditional aggregation patch " +
 			"(sgl-project/sglang#34773), or choose DeltaTransfer")
 	}
