@@ -43,7 +43,8 @@ func parse(args []string, getenv func(string) string, stderr io.Writer) (emulato
 		}
 		return pflag.NormalizedName(name)
 	})
-	engineFlags(fs, &c)
+	var tier hostTier
+	engineFlags(fs, &c, &tier)
 	recorded := recordedFlags(fs)
 	if err := ownFlags(fs, &c, getenv); err != nil {
 		return c, err
@@ -58,6 +59,7 @@ func parse(args []string, getenv func(string) string, stderr io.Writer) (emulato
 		return c, fmt.Errorf("%q is not a flag: every option starts with --", fs.Arg(0))
 	}
 	c.Extra = recorded(fs)
+	tier.apply(&c)
 	return c, environment(&c, getenv)
 }
 
@@ -95,8 +97,21 @@ func (h *humanInt) Set(s string) error {
 	return nil
 }
 
+// hostTier is the hierarchical cache's flags.
+type hostTier struct {
+	on    bool
+	size  int
+	ratio float64
+}
+
+func (h *hostTier) apply(c *emulator.Config) {
+	if h.on {
+		c.HostCache = emulator.HostCache{GB: h.size, Ratio: h.ratio}
+	}
+}
+
 // engineFlags are the flags that change what the emulator does.
-func engineFlags(fs *pflag.FlagSet, c *emulator.Config) {
+func engineFlags(fs *pflag.FlagSet, c *emulator.Config, tier *hostTier) {
 	fs.StringVar(&c.ModelPath, "model-path", "", "model to pretend to serve (required)")
 	fs.StringVar(&c.ServedModelName, "served-model-name", "", "name in answers (default: the model path)")
 	fs.StringVar(&c.Host, "host", "127.0.0.1", "address to listen on, the bootstrap server's too")
@@ -118,6 +133,9 @@ func engineFlags(fs *pflag.FlagSet, c *emulator.Config) {
 	fs.Var((*humanInt)(&c.ContextLength), "context-length", "longest sequence (default 131072)")
 	fs.IntVar(&c.ChunkedPrefillSize, "chunked-prefill-size", 8192, "tokens of prefill in one pass, -1 = all")
 	fs.BoolVar(&c.DisableRadix, "disable-radix-cache", false, "keep no prefixes")
+	fs.BoolVar(&tier.on, "enable-hierarchical-cache", false, "keep evicted KV in host memory")
+	fs.IntVar(&tier.size, "hicache-size", 0, "GB (10^9) of it per rank, 0 = by the ratio")
+	fs.Float64Var(&tier.ratio, "hicache-ratio", 2, "size of it in KV pools")
 	fs.BoolVar(&c.EnableMetrics, "enable-metrics", false, "serve /metrics")
 	fs.BoolVar(&c.EnableCacheReport, "enable-cache-report", false, "report cached tokens in usage")
 	fs.StringVar(&c.APIKey, "api-key", "", "bearer token that clients must send")
@@ -151,7 +169,7 @@ func recordedFlags(fs *pflag.FlagSet) func(*pflag.FlagSet) map[string]any {
 		"mem-fraction-static", "dist-init-addr", "kv-events-config", "admin-api-key", "warmups",
 		"disaggregation-ib-device", "disaggregation-retraction-backup", "disaggregation-decode-retraction-backup",
 		"load-balance-method", "schedule-policy", "radix-eviction-policy", "attention-backend", "sampling-backend",
-		"hicache-ratio", "hicache-size", "hicache-write-policy", "hicache-storage-backend", "hicache-mem-layout",
+		"hicache-write-policy", "hicache-storage-backend", "hicache-mem-layout",
 		"hicache-io-backend", "hicache-storage-prefetch-policy", "hicache-storage-backend-extra-config",
 		"reasoning-parser", "tool-call-parser", "chat-template", "random-seed", "cuda-graph-max-bs", "cuda-graph-bs",
 		"schedule-conservativeness", "watchdog-timeout", "download-dir",
@@ -161,7 +179,7 @@ func recordedFlags(fs *pflag.FlagSet) func(*pflag.FlagSet) map[string]any {
 		"decode-log-interval", "log-requests-level",
 	}
 	switches := []string{
-		"trust-remote-code", "enable-hierarchical-cache", "enable-dp-attention", "enable-pdmux", "skip-server-warmup",
+		"trust-remote-code", "enable-dp-attention", "enable-pdmux", "skip-server-warmup",
 		"enable-streaming-session", "enable-session-radix-cache", "enable-priority-scheduling",
 		"disaggregation-decode-enable-offload-kvcache", "disable-cuda-graph", "disable-overlap-schedule",
 		"enable-mixed-chunk", "enable-torch-compile", "enable-pd-role-switch", "log-requests", "skip-tokenizer-init",

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/kvc-dev/kvc/api/v1alpha1"
+	"github.com/kvc-dev/kvc/controllers/build"
 	"github.com/kvc-dev/kvc/router/emulator"
 )
 
@@ -42,10 +45,12 @@ func TestParse(t *testing.T) {
 		"timeouts from SGLang's variable": {"", map[string]string{"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "1.5"}, func(c *emulator.Config) any { return c.WaitingTimeout }, 1500 * time.Millisecond},
 		"heartbeat failures":              {"", map[string]string{"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "4"}, func(c *emulator.Config) any { return c.HeartbeatMaxFailure }, 4},
 		"health without generation":       {"", map[string]string{"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}, func(c *emulator.Config) any { return c.HealthNoGeneration }, true},
-		"flags without effect are kept": {"--mem-fraction-static 0.835 --enable-hierarchical-cache --hicache-size 64 --trust-remote-code", nil,
+		"flags without effect are kept": {"--mem-fraction-static 0.835 --hicache-io-backend kernel --decode-log-interval 64 --trust-remote-code", nil,
 			func(c *emulator.Config) any { return c.Extra },
-			map[string]any{"mem_fraction_static": 0.835, "enable_hierarchical_cache": true, "hicache_size": int64(64), "trust_remote_code": true}},
-		"secrets are not": {"--admin-api-key hush", nil, func(c *emulator.Config) any { return c.Extra }, map[string]any{}},
+			map[string]any{"mem_fraction_static": 0.835, "hicache_io_backend": "kernel", "decode_log_interval": int64(64), "trust_remote_code": true}},
+		"the host tier by size":           {"--enable-hierarchical-cache --hicache-size 64", nil, func(c *emulator.Config) any { return c.HostCache }, emulator.HostCache{GB: 64, Ratio: 2}},
+		"its size alone turns nothing on": {"--hicache-size 64", nil, func(c *emulator.Config) any { return c.HostCache }, emulator.HostCache{}},
+		"secrets are not":                 {"--admin-api-key hush", nil, func(c *emulator.Config) any { return c.Extra }, map[string]any{}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -120,5 +125,38 @@ func TestRunNamesWhatIsWrong(t *testing.T) {
 	err := run(context.Background(), nil, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "--model-path") {
 		t.Errorf("run without a model: %v", err)
+	}
+}
+
+const manifest = `
+apiVersion: kvc.dev/v1alpha1
+kind: KVCPool
+metadata: {name: demo, namespace: local}
+spec:
+  model: {name: Qwen/Qwen3-32B, servedName: qwen3-32b}
+  engine: {type: Emulator, directPath: %s}
+  prefill: {replicas: %d}
+  decode: {replicas: 3}
+`
+
+// What the operator renders for an emulator pod is a command line it accepts.
+func TestTheRenderedCommandLineIsAccepted(t *testing.T) {
+	for _, path := range []v1alpha1.DirectPath{
+		v1alpha1.DirectPathConditionalAggregation, v1alpha1.DirectPathUnified, v1alpha1.DirectPathDeltaTransfer,
+	} {
+		prefill := 1
+		if path == v1alpha1.DirectPathUnified {
+			prefill = 0
+		}
+		pool, err := v1alpha1.ParsePool("pool.yaml", fmt.Appendf(nil, manifest, path, prefill))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, role := range []v1alpha1.Role{v1alpha1.Prefill, v1alpha1.Decode} {
+			args := build.EngineArgs(pool, role, build.Options{})
+			if _, err := parse(args, env(nil), io.Discard); err != nil {
+				t.Errorf("%s %s: %v\n%v", path, role, err, args)
+			}
+		}
 	}
 }

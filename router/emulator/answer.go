@@ -202,6 +202,12 @@ func appendGenerate(dst []byte, a *answer, from, fromID int) []byte {
 	dst = strconv.AppendInt(dst, int64(len(a.ids)), 10)
 	dst = append(dst, `,"cached_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(a.cached), 10)
+	if a.fromHost > 0 {
+		dst = append(dst, `,"cached_tokens_details":{"device":`...)
+		dst = strconv.AppendInt(dst, int64(a.cached-a.fromHost), 10)
+		dst = append(dst, `,"host":`...)
+		dst = append(strconv.AppendInt(dst, int64(a.fromHost), 10), '}')
+	}
 	dst = append(dst, `,"dp_rank":null`...)
 	if a.seq.logprobs {
 		dst = appendLogprobs(dst, a)

@@ -35,6 +35,7 @@ type Config struct {
 	ContextLength       int    // --context-length, default 131072
 	ChunkedPrefillSize  int    // --chunked-prefill-size, default 8192, below 0 = off
 	DisableRadix        bool   // --disable-radix-cache
+	HostCache           HostCache
 	EnableMetrics       bool   // --enable-metrics
 	EnableCacheReport   bool   // --enable-cache-report
 	APIKey              string // --api-key
@@ -62,6 +63,21 @@ type Config struct {
 	StartupDelay time.Duration
 	// HealthDelay is the least time (emulated) a healthy /health takes, default 1 s.
 	HealthDelay time.Duration
+}
+
+// HostCache is --enable-hierarchical-cache: a tier in host memory that keeps a
+// copy of all KV (write_through), so that evicted prefixes are loaded back
+// instead of computed again. The zero value is none.
+type HostCache struct {
+	GB    int     // --hicache-size, 10^9 bytes per rank; wins over Ratio
+	Ratio float64 // --hicache-ratio, in sizes of the KV pool
+}
+
+func (h HostCache) tokens(pool, ranks int, cost sim.Cost) int {
+	if h.GB > 0 {
+		return int(float64(h.GB) * 1e9 * float64(ranks) / cost.KVBytesPerToken)
+	}
+	return int(h.Ratio * float64(pool))
 }
 
 // routeAttempts is how often a decode worker asks for a prefill worker's route
@@ -157,6 +173,7 @@ func (c *Config) core() coreConfig {
 		link:       sim.LinkOf(c.TransferBackend),
 		capacity:   capacity,
 		pageSize:   c.PageSize,
+		host:       c.HostCache.tokens(capacity, c.TPSize, preset.Cost),
 		noRadix:    c.DisableRadix || c.Mode == ModeDecode && !c.DecodeRadix,
 		chunk:      c.ChunkedPrefillSize,
 		maxRunning: c.MaxRunning,

@@ -26,6 +26,7 @@ type coreConfig struct {
 	link       sim.Link
 	capacity   int // tokens
 	pageSize   int
+	host       int // tokens of the tier in host memory; 0 = none
 	noRadix    bool
 	chunk      int // tokens of prefill in one pass; ≤ 0 = no limit
 	maxRunning int
@@ -81,9 +82,10 @@ const (
 // Invariants: a sequence is in exactly one place; KV used never exceeds the
 // capacity (radix.Cache); a sequence that is done holds no KV.
 type core struct {
-	cfg coreConfig
-	kv  *radix.Cache
-	now time.Duration
+	cfg  coreConfig
+	kv   *radix.Cache
+	host *radix.Cache // a copy of all that was computed, in host memory; nil = none
+	now  time.Duration
 
 	seqs  map[*sequence]struct{} // everything not done
 	rooms map[uint64]*sequence   // live rooms
@@ -106,7 +108,7 @@ type core struct {
 }
 
 func newCore(cfg coreConfig) *core {
-	return &core{
+	c := &core{
 		cfg:   cfg,
 		seqs:  map[*sequence]struct{}{},
 		rooms: map[uint64]*sequence{},
@@ -115,6 +117,10 @@ func newCore(cfg coreConfig) *core {
 			Capacity: cfg.capacity, PageSize: cfg.pageSize, Disabled: cfg.noRadix, Hash: cfg.hash,
 		}),
 	}
+	if cfg.host > 0 && !cfg.noRadix {
+		c.host = radix.New(radix.Config{Capacity: cfg.host, PageSize: cfg.pageSize})
+	}
+	return c
 }
 
 // submit accepts a sequence; one that is refused ends at once.
@@ -169,7 +175,8 @@ func (c *core) finish(s *sequence, f finish, last ...int32) {
 	s.out.put(func(b *batch) {
 		b.tokens = append(b.tokens, last...)
 		b.done, b.finish = true, f
-		b.cached, b.retractions, b.latency = s.reported, s.retractions, s.doneAt-s.arrived
+		b.cached, b.fromHost, b.retractions = s.reported, s.fromHost, s.retractions
+		b.latency = s.doneAt - s.arrived
 	})
 }
 
@@ -221,7 +228,12 @@ func (c *core) abortPrefix(prefix string, all bool) {
 }
 
 // flush empties the cache; it refuses while anything is queued or running.
-func (c *core) flush() bool { return len(c.seqs) == 0 && c.kv.Flush() }
+func (c *core) flush() bool {
+	if len(c.seqs) > 0 || !c.kv.Flush() {
+		return false
+	}
+	return c.host == nil || c.host.Flush()
+}
 
 // next returns when advance wants to be called again; ok is false when only a
 // new request or a peer can change anything. coarse means that nothing but
@@ -275,6 +287,10 @@ func (c *core) start() {
 	var cost time.Duration
 	for _, p := range parts {
 		cost += c.cfg.cost.PrefillWork(p.n, p.seq.computed)
+		if p.seq.loadBack > 0 {
+			cost += c.cfg.cost.Transfer(p.seq.loadBack, sim.HostLink())
+			p.seq.loadBack = 0
+		}
 	}
 	if len(parts) > 0 {
 		cost += c.cfg.cost.PrefillBase
@@ -318,7 +334,6 @@ func (c *core) schedulePrefill() []part {
 func (c *core) admit(s *sequence) bool {
 	// One token is always computed: it gives the logits of the first output.
 	s.turn = c.kv.Begin(s.tokens[:len(s.tokens)-1])
-	s.computed = s.turn.Cached()
 	promised := 0
 	for _, r := range c.running {
 		promised += c.promise(r)
@@ -326,8 +341,10 @@ func (c *core) admit(s *sequence) bool {
 	if !c.hold(s, promised) {
 		return false
 	}
+	s.loadBack = c.onHost(s)
+	s.computed = s.turn.Cached() + s.loadBack
 	if s.generated() == 0 {
-		s.cached, s.reported = s.computed, s.computed
+		s.cached, s.reported, s.fromHost = s.computed, s.computed, s.loadBack
 	}
 	s.state = statePrefill
 	return true
@@ -374,6 +391,27 @@ func (c *core) take(s *sequence, budget int) (p part, ok bool) {
 	return p, true
 }
 
+// onHost is how many tokens after the device's prefix of s the host tier has.
+func (c *core) onHost(s *sequence) int {
+	if c.host == nil {
+		return 0
+	}
+	n := max(c.host.Peek(s.tokens[:len(s.tokens)-1])-s.turn.Cached(), 0)
+	c.count.loadedBack += int64(n)
+	return n
+}
+
+// commit puts the first n tokens of s into the cache, and through it into the
+// host tier (write_through).
+func (c *core) commit(s *sequence, n int) {
+	s.turn.Commit(s.tokens[:n])
+	if c.host != nil {
+		t := c.host.Begin(s.tokens[:n])
+		t.Commit(s.tokens[:n]) // no room: this much is not on the host
+		t.End()
+	}
+}
+
 // makeRoom gives every running sequence room for its next token, retracting
 // the latest ones when the pool is full.
 func (c *core) makeRoom() {
@@ -412,7 +450,7 @@ func (c *core) complete() {
 		}
 		c.count.prefilled(p.n)
 		p.seq.computed += p.n
-		p.seq.turn.Commit(p.seq.tokens[:p.seq.computed])
+		c.commit(p.seq, p.seq.computed)
 		if p.seq.computed == len(p.seq.tokens) {
 			c.prefilled(p.seq)
 		}
@@ -462,7 +500,7 @@ func (c *core) generate(s *sequence, id int32) {
 	}
 	// The newest token was never an input, so its KV does not exist.
 	if s.turn != nil && !s.boot.fake() {
-		s.turn.Commit(s.tokens[:len(s.tokens)-1])
+		c.commit(s, len(s.tokens)-1)
 	}
 	c.finish(s, f, id)
 }

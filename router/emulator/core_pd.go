@@ -193,14 +193,22 @@ func (c *core) allocate(s *sequence) bool {
 		own = nil
 	}
 	s.turn = c.kv.Begin(own)
-	s.cached = s.turn.Cached()
 	promised := 0
 	for o := range c.seqs {
 		if o.state == stateTransfer || o.state == stateJoining || o.state == stateRunning {
 			promised += c.promise(o)
 		}
 	}
-	return c.hold(s, promised)
+	if !c.hold(s, promised) {
+		return false
+	}
+	s.cached = s.turn.Cached()
+	if !s.boot.fake() {
+		// Loading it back overlaps with the prefill elsewhere.
+		s.fromHost = c.onHost(s)
+		s.cached += s.fromHost
+	}
+	return true
 }
 
 // delivered is the KV of s arriving, with the first token and what the prefill
@@ -213,7 +221,7 @@ func (c *core) delivered(s *sequence, first int32, peerCached int) {
 	s.first, s.reported = first, max(peerCached, s.cached)
 	s.computed = s.prompt
 	if !s.boot.fake() {
-		s.turn.Commit(s.tokens[:s.prompt])
+		c.commit(s, s.prompt)
 	}
 	delete(c.rooms, s.boot.room)
 	c.count.prompt(s)

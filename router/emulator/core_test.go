@@ -138,6 +138,7 @@ func drawCore(t *rapid.T, mode Mode) *core {
 	cfg.maxRunning = rapid.SampledFrom([]int{1, 3, 256}).Draw(t, "maxRunning")
 	cfg.reserved = rapid.SampledFrom([]int{1, 32, 512}).Draw(t, "reserved")
 	cfg.noRadix = rapid.Bool().Draw(t, "noRadix")
+	cfg.host = rapid.SampledFrom([]int{0, 100, 2000}).Draw(t, "host")
 	cfg.localOK = mode == ModeDecode
 	return newCore(cfg)
 }
@@ -573,5 +574,35 @@ func TestOutputIsClippedToThePool(t *testing.T) {
 	settle(c)
 	if b := s.out.take(); len(b.tokens) != 99 || b.finish.length != 99 {
 		t.Errorf("%d tokens, want 99: prompt + output stay below the pool", len(b.tokens))
+	}
+}
+
+func TestTheHostTierGivesBackWhatWasEvicted(t *testing.T) {
+	cfg := testCoreConfig(ModeNull)
+	cfg.capacity, cfg.host = 10_000, 50_000
+	c := newCore(cfg)
+	old := promptIDs(8_000, 0)
+	turn := func(p []int32) (*sequence, batch) {
+		s := newSeq("s", slices.Clone(p), 1)
+		c.submit(s)
+		settle(c)
+		mustCheck(t, c)
+		return s, s.out.take()
+	}
+	turn(old)
+	turn(promptIDs(9_000, 100_000)) // evicts it
+	if got := c.kv.Peek(old); got != 0 {
+		t.Fatalf("%d tokens are still on the device", got)
+	}
+	s, b := turn(old)
+	if b.cached != 7_999 || b.fromHost != 7_999 {
+		t.Errorf("cached %d, of these %d from the host, want 7,999 and all", b.cached, b.fromHost)
+	}
+	want := cfg.cost.Prefill(1, 7_999) + cfg.cost.Transfer(7_999, sim.HostLink())
+	if got := s.doneAt - s.arrived; got != want {
+		t.Errorf("took %v, want one token of prefill and the load: %v", got, want)
+	}
+	if !c.flush() || c.host.Used() != 0 {
+		t.Errorf("%d tokens are left on the host after a flush", c.host.Used())
 	}
 }

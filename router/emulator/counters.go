@@ -7,7 +7,7 @@ type counters struct {
 	requests, aborted               int64
 	promptTokens, cachedTokens      int64
 	uncachedTokens, generatedTokens int64
-	retractions                     int64
+	retractions, loadedBack         int64
 	bootstrapFailed, transferFailed int64
 	busyTime                        time.Duration
 

@@ -120,6 +120,8 @@ func (s *Server) args() map[string]any {
 		"incremental_streaming_output":                 c.IncrementalStream,
 		"load_balance_method":                          s.loadBalance(),
 		"random_seed":                                  c.Seed,
+		"enable_hierarchical_cache":                    c.HostCache != HostCache{},
+		"hicache_size":                                 c.HostCache.GB,
 		"emulator_gpu":                                 c.GPU,
 		"emulator_time_scale":                          c.TimeScale,
 	})
@@ -171,6 +173,7 @@ type stats struct {
 	transfer, retracted                      int
 	kvGB                                     float64
 	evicted                                  int64
+	hostUsed, hostTotal                      int
 }
 
 func (s *Server) stats() (st stats) {
@@ -184,6 +187,9 @@ func (s *Server) stats() (st stats) {
 		st.free, st.evicted = c.kv.Free(), c.kv.Evicted()
 		st.bootstrap, st.prealloc, st.retracted = len(c.bootstrapping), len(c.prealloc), len(c.retracted)
 		st.kvGB = float64(c.kv.Capacity()) * c.cfg.cost.KVBytesPerToken / 1e9
+		if c.host != nil {
+			st.hostUsed, st.hostTotal = c.host.Used(), c.host.Capacity()
+		}
 		awaiting := 0
 		st.total = st.used
 		for q := range c.seqs {

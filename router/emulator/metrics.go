@@ -39,6 +39,7 @@ func newMetrics(s *Server) http.Handler {
 	counter("num_aborted_requests_total", func(st *stats) float64 { return float64(st.aborted) })
 	counter("num_bootstrap_failed_reqs_total", func(st *stats) float64 { return float64(st.bootstrapFailed) })
 	counter("num_transfer_failed_reqs_total", func(st *stats) float64 { return float64(st.transferFailed) })
+	counter("load_back_tokens_total", func(st *stats) float64 { return float64(st.loadedBack) })
 	counter("evicted_tokens_total", func(st *stats) float64 { return float64(st.evicted) })
 
 	reg := prometheus.NewPedanticRegistry()
@@ -71,6 +72,8 @@ func addGauges(s *Server, gauge func(string, func(*stats) float64)) {
 	gauge("max_total_num_tokens", of(func(st *stats) int { return st.capacity }))
 	gauge("page_size", func(*stats) float64 { return float64(s.cfg.PageSize) })
 	gauge("num_pages", of(func(st *stats) int { return st.capacity / s.cfg.PageSize }))
+	gauge("hicache_host_used_tokens", of(func(st *stats) int { return st.hostUsed }))
+	gauge("hicache_host_total_tokens", of(func(st *stats) int { return st.hostTotal }))
 	gauge("context_len", func(*stats) float64 { return float64(s.cfg.ContextLength) })
 }
 

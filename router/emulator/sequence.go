@@ -87,6 +87,8 @@ type sequence struct {
 	turn        *radix.Turn
 	computed    int // tokens whose KV is here
 	cached      int // of the prompt, found in the cache
+	fromHost    int // of those, found in the host tier
+	loadBack    int // tokens still to be loaded from the host tier
 	reported    int // cached_tokens of the answer
 	peerPrefix  int // prefill: tokens the decode side has already
 	peerGone    bool
@@ -115,8 +117,8 @@ type batch struct {
 	done   bool
 	finish finish
 	// Valid once done.
-	cached, retractions int
-	latency             time.Duration
+	cached, fromHost, retractions int
+	latency                       time.Duration
 	// cached is also valid with the first token.
 }
 

@@ -32,6 +32,12 @@ var (
 	none = Link{Name: "none"}
 )
 
+// HostLink is the path between an accelerator and its host's memory, over which
+// a hierarchical cache loads evicted KV back (PCIe 5 x16, what of it is usable).
+func HostLink() Link {
+	return Link{Name: "host", Latency: time.Millisecond, BytesPerSecond: 50e9}
+}
+
 // LinkOf returns the fabric behind SGLang's --disaggregation-transfer-backend.
 func LinkOf(backend string) Link {
 	switch backend {
