@@ -16,10 +16,13 @@ unformatted=$(git ls-files '*.go' | xargs gofmt -l)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 git ls-files -z | xargs -0 tar cf - | tar xf - -C "$work"
-(cd "$work" && make --no-print-directory generate >/dev/null && go mod tidy)
+(cd "$work" && make --no-print-directory manifests >/dev/null && go mod tidy)
 while IFS= read -r file; do
-	cmp -s "$file" "$work/$file" || complain "$file is out of date: run 'make generate' and 'go mod tidy'"
-done < <(git ls-files 'go.mod' 'go.sum' '*zz_generated*')
+	cmp -s "$file" "$work/$file" || complain "$file is out of date: run 'make manifests' and 'go mod tidy'"
+done < <(git ls-files 'go.mod' 'go.sum' '*zz_generated*' 'config/crd/bases/*')
+for file in "$work"/config/crd/bases/*; do
+	[ -e "config/crd/bases/${file##*/}" ] || complain "config/crd/bases/${file##*/} is missing: run 'make manifests'"
+done
 
 # What the project promises to newcomers has to exist.
 for target in demo test lint verify; do

@@ -55,8 +55,8 @@ func layerOf(rel string) int {
 		return 1
 	case slices.Contains(world, rel):
 		return 2
-	case strings.HasPrefix(rel, "cmd/"):
-		return 3
+	case strings.HasPrefix(rel, "cmd/"), strings.HasPrefix(rel, "hack/"):
+		return 3 // programs, and the tools of the repository
 	}
 	return -1
 }
