@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -20,7 +21,13 @@ import (
 	"github.com/kvc-dev/kvc/router/kvc"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.fuzz").Value.String() != "" {
+		os.Exit(m.Run()) // the fuzzer's own workers are still ending
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func question() kvc.Question {
 	return kvc.Question{

@@ -224,8 +224,8 @@ func (t *turn) finish(rl *relay, o kvc.Outcome) {
 	if t.s.evidence(t, &rl.obs, o) {
 		t.s.clear("cached_tokens") // before this turn's own blocks are credited
 	}
+	t.s.metrics.ended(t, &rl.obs, o) // first: whoever sees the turn gone finds it counted
 	t.s.book.end(t, rl.obs.Usage, o)
-	t.s.metrics.ended(t, &rl.obs, o)
 }
 
 // abort tells the engine by rid too: it notices a closed connection only after
