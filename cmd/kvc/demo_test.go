@@ -89,21 +89,6 @@ func TestDemoScale(t *testing.T) {
 	}
 }
 
-// programs builds kvc and its siblings.
-func programs(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	var args []string
-	for _, p := range []string{"kvc", "router", "sidecar", "emulator"} {
-		args = append(args, "github.com/kvc-dev/kvc/cmd/"+p)
-	}
-	build := exec.CommandContext(t.Context(), "go", append([]string{"build", "-o", dir + "/"}, args...)...)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	return dir
-}
-
 // The whole main job in small: real processes, real sockets, every profile.
 func TestDemo(t *testing.T) {
 	if testing.Short() {
