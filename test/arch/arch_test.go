@@ -144,8 +144,7 @@ func list(t *testing.T) []pkg {
 	cmd.Dir = path.Join("..", "..")
 	out, err := cmd.Output()
 	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 			t.Fatalf("list packages: %v\n%s", err, exit.Stderr)
 		}
 		t.Fatalf("list packages: %v", err)
