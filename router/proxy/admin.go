@@ -71,6 +71,9 @@ func (p *Proxy) workerStatus(w *worker, ws state.WorkerStats) admission.RouterWo
 		CapacityTokens: ws.Load.Capacity, Used: ws.Load.Used, Sessions: ws.Sessions,
 		Modes: modeNames(ws.Modes),
 	}
+	if g := w.hello.Load(); g != nil && r.CapacityTokens == 0 {
+		r.CapacityTokens = g.capacity // before the first heartbeat
+	}
 	if w.position != nil {
 		r.Seq = w.position().Seq
 	}

@@ -125,20 +125,37 @@ func (s *sink) Hello(h feed.Hello) {
 
 // probeHint finds out whether 103 Early Hints arrive (wire.md §3): until they
 // are known to, the worker is asked by RPC only.
+// An error is no answer, so it is asked again a few times.
 func (s *sink) probeHint(epoch string) {
-	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
-	defer cancel()
-	ok, err := s.p.client.Hint(ctx, s.w.URL)
-	switch {
-	case err != nil:
-		s.p.metrics.Hint("error")
-	case !ok:
-		s.p.metrics.Hint("missing")
-	default:
-		s.p.metrics.Hint("ok")
-		s.w.hinted.Store(&epoch)
+	for try := range hintTries {
+		if try > 0 {
+			select {
+			case <-s.ctx.Done():
+				return
+			case <-time.After(hintPause):
+			}
+		}
+		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+		ok, err := s.p.client.Hint(ctx, s.w.URL)
+		cancel()
+		switch {
+		case err != nil:
+			s.p.metrics.Hint("error")
+			continue
+		case !ok:
+			s.p.metrics.Hint("missing")
+		default:
+			s.p.metrics.Hint("ok")
+			s.w.hinted.Store(&epoch)
+		}
+		return
 	}
 }
+
+const (
+	hintTries = 5
+	hintPause = 500 * time.Millisecond
+)
 
 // Reset replaces what is believed of the worker's residency. Sessions live on
 // decode workers only: what a prefill worker remembers is a cache.

@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvc-dev/kvc/api/v1alpha1"
 	"github.com/kvc-dev/kvc/router/admission"
 	"github.com/kvc-dev/kvc/router/feed"
 	"github.com/kvc-dev/kvc/router/fleet"
@@ -590,4 +591,13 @@ func recvLeg(t *testing.T, c <-chan *leg, what string) *leg {
 		t.Fatalf("no %s within %v", what, patience)
 		return nil
 	}
+}
+
+func routingFile(t *testing.T, s string) *v1alpha1.RoutingFile {
+	t.Helper()
+	f, err := v1alpha1.ParseRoutingFile([]byte(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
 }

@@ -61,11 +61,14 @@ func newIdleTimer(limit time.Duration, a *attempt) *idleTimer {
 
 // touch says that bytes came. The timer is moved at most a hundred times per
 // limit: moving it for each token would cost more than the copy.
-func (i *idleTimer) touch() {
-	if now := time.Now(); now.Sub(i.last) > i.limit/100 {
-		i.last = now
-		i.timer.Reset(i.limit)
+func (i *idleTimer) touch() (moved bool) {
+	now := time.Now()
+	if now.Sub(i.last) <= i.limit/100 {
+		return false
 	}
+	i.last = now
+	i.timer.Reset(i.limit)
+	return true
 }
 
 func (i *idleTimer) stop() { i.timer.Stop() }
@@ -176,12 +179,16 @@ type stream struct {
 func (t *turn) relayStream(a *attempt, idle *idleTimer) *fault {
 	s := &stream{t: t, a: a, rc: http.NewResponseController(t.w)}
 	s.look = s.event
+	s.guard(time.Now())
+	defer func() { _ = s.rc.SetWriteDeadline(time.Time{}) }() // the connection serves the next request
 	buf := t.proxy.relayBuf()
 	defer t.proxy.relayBufs.Put(buf)
 	for {
 		n, err := a.resp.Body.Read(*buf)
 		if n > 0 {
-			idle.touch()
+			if idle.touch() {
+				s.guard(idle.last)
+			}
 			if f := s.take((*buf)[:n]); f != nil {
 				a.end(endingOfStream(f), f.health())
 				return s.after(f)
@@ -191,6 +198,12 @@ func (t *turn) relayStream(a *attempt, idle *idleTimer) *fault {
 			return s.finish(err)
 		}
 	}
+}
+
+// guard gives the client until the idle limit to take what is written next: one
+// that stops reading must not hold a worker (T5).
+func (s *stream) guard(now time.Time) {
+	_ = s.rc.SetWriteDeadline(now.Add(s.t.proxy.opt.IdleTimeout)) // unsupported: no guard
 }
 
 // endingOfStream is how a stream that the router gave up ended.
