@@ -44,6 +44,7 @@ type attempt struct {
 	wrote   chan struct{}    // closed when the decode request is fully written
 	verdict chan kvc.Verdict // the 103 of a fused question
 	head    chan headResult  // the decode leg's answer, once
+	queued  bool             // a fallback: the worker says by a 103 when it begins
 	sure    bool             // the worker surely runs the turn: admitted, leased or queued
 	prefill chan struct{}    // closed when the prefill leg has ended; nil = not sent
 	resp    *http.Response   // taken from head
@@ -131,6 +132,7 @@ func (a *attempt) sendDecode(admit admission.Admit, lease string) {
 		return
 	}
 	a.sent, a.report, a.sure = true, report, admit != admission.AdmitAsk
+	a.queued = admit == admission.AdmitNone
 	a.d.turns.start(a.id, a.t.req.Session)
 	a.t.proxy.metrics.Inflight(a.d.Name, string(a.d.Role), +1)
 	h := a.header(a.d, admission.Turn{Leg: admission.LegDecode, Admit: admit, Lease: lease,
@@ -208,6 +210,33 @@ func (a *attempt) take() error {
 	r := <-a.head
 	a.taken, a.resp = true, r.resp
 	return r.err
+}
+
+// awaitPlace waits until a queued turn has its place on the decode worker, so
+// that prefills do not run into their clock behind it (R60). False means that it
+// got none. A worker whose 103 do not arrive is not waited for.
+func (a *attempt) awaitPlace(limit time.Duration) bool {
+	if !a.queued || !a.d.hints() {
+		return true
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-a.verdict:
+		return true
+	case <-timer.C:
+		return true
+	case h := <-a.head:
+		a.head <- h // for relay
+		select {
+		case <-a.verdict: // both had come
+			return true
+		default:
+			return false
+		}
+	case <-a.ctx.Done():
+		return false
+	}
 }
 
 // sendPrefill sends the prefill leg. Its failure ends the attempt, with the

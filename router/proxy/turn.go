@@ -325,7 +325,7 @@ func (t *turn) run(step kvc.Step) *fault {
 	}
 	t.worker = a.d.Name
 	t.log.event("run", a.d.Name, step.Mode.String())
-	if step.Prefill != "" && a.p != nil {
+	if step.Prefill != "" && a.p != nil && a.awaitPlace(t.proxy.opt.IdleTimeout) {
 		a.sendPrefill()
 	}
 	return t.relay(a)

@@ -183,7 +183,7 @@ func (t *turn) enter(ctx context.Context, w http.ResponseWriter) *refusal {
 	case t.in.Leg == admission.LegPrefill:
 		return t.conflict(t.s.book.enterPrefill(t))
 	case t.in.Admit == admission.AdmitNone:
-		return t.enterQueue(ctx)
+		return t.enterQueue(ctx, w)
 	case t.in.Admit == admission.AdmitLease:
 		return t.conflict(t.s.book.enterLease(t, t.in.Lease))
 	}
@@ -206,16 +206,25 @@ func (t *turn) enterAsk(ctx context.Context, w http.ResponseWriter) *refusal {
 	if f := t.conflict(t.s.book.enterLease(t, v.Lease.ID)); f != nil {
 		return f
 	}
-	h := w.Header()
-	h.Set(admission.HeaderVerdict, oneLine(wire))
-	h.Set(admission.HeaderLease, v.Lease.ID)
-	w.WriteHeader(http.StatusEarlyHints)
-	h.Del(admission.HeaderVerdict) // else they reappear on the final answer
-	h.Del(admission.HeaderLease)
+	early(w, wire)
 	return nil
 }
 
-func (t *turn) enterQueue(ctx context.Context) *refusal {
+// early sends a verdict ahead of the answer.
+func early(w http.ResponseWriter, v admission.Verdict) {
+	h := w.Header()
+	h.Set(admission.HeaderVerdict, oneLine(v))
+	if v.Lease != nil {
+		h.Set(admission.HeaderLease, v.Lease.ID)
+	}
+	w.WriteHeader(http.StatusEarlyHints)
+	h.Del(admission.HeaderVerdict) // else they reappear on the final answer
+	h.Del(admission.HeaderLease)
+}
+
+// enterQueue waits for room. The 103 at its end tells the router that the
+// prefill leg may start (R60).
+func (t *turn) enterQueue(ctx context.Context, w http.ResponseWriter) *refusal {
 	reason, err := t.s.book.join(ctx, t, t.s.cfg.QueueLimit, t.s.cfg.QueueWait)
 	switch {
 	case errors.Is(err, errNotReady):
@@ -228,7 +237,11 @@ func (t *turn) enterQueue(ctx context.Context) *refusal {
 			message: "queue-full: no room on this worker; retry later",
 		}
 	}
-	return t.conflict(reason, nil)
+	if f := t.conflict(reason, nil); f != nil {
+		return f
+	}
+	early(w, t.s.wireVerdict(kvc.Verdict{CanAdmit: true, Mode: kvc.Fallback}))
+	return nil
 }
 
 // conflict turns a reason for not beginning into its 409.

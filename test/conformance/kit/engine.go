@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvc-dev/kvc/router/admission"
 	"github.com/kvc-dev/kvc/router/block"
 	"github.com/kvc-dev/kvc/router/fleet"
 	"github.com/kvc-dev/kvc/router/scan"
@@ -155,6 +156,23 @@ func (e *Engine) AwaitTurns(n int) []*Seen {
 		return k >= n
 	})
 	return e.Turns()
+}
+
+// AwaitLegs waits until n turns have arrived at a worker of either kind and
+// returns all of them, probes not counted.
+func (e *Engine) AwaitLegs(n int) []*Seen {
+	e.t.Helper()
+	var legs []*Seen
+	e.Await("legs", func() bool {
+		legs = legs[:0]
+		for _, s := range e.seen {
+			if s.Member("rid") != nil || s.Header.Get(admission.HeaderLeg) != "" {
+				legs = append(legs, s)
+			}
+		}
+		return len(legs) >= n
+	})
+	return legs
 }
 
 // Last is the newest turn.

@@ -203,7 +203,9 @@ func (p *Peer) Early(ex *Exchange, v admission.Verdict) {
 	line, _ := json.Marshal(v) // plain members always encode
 	h := ex.w.Header()
 	h.Set(admission.HeaderVerdict, string(line))
-	h.Set(admission.HeaderLease, v.Lease.ID)
+	if v.Lease != nil {
+		h.Set(admission.HeaderLease, v.Lease.ID)
+	}
 	ex.w.WriteHeader(http.StatusEarlyHints)
 	h.Del(admission.HeaderVerdict)
 	h.Del(admission.HeaderLease)
@@ -230,11 +232,18 @@ func (p *Peer) serveTurn(ex *Exchange) {
 	p.Keep(ex)
 }
 
-// Admitted admits a fused question; other turns pass.
+// Admitted admits a fused question, and tells of a fallback that begins; other
+// turns pass.
 func (p *Peer) Admitted(ex *Exchange) {
 	in := ex.Seen.Turn(p.t)
-	if in.Leg == admission.LegDecode && in.Admit == admission.AdmitAsk {
+	switch {
+	case in.Leg == admission.LegPrefill || p.cfg.NoHint:
+	case in.Admit == admission.AdmitAsk:
 		p.Early(ex, p.Verdict(p.modeOf(in.Session, in.Turn), kvc.ReasonNone))
+	case in.Admit == admission.AdmitNone:
+		v := p.Verdict(kvc.Fallback, kvc.ReasonNone)
+		v.Lease = nil
+		p.Early(ex, v)
 	}
 }
 

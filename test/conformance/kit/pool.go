@@ -32,6 +32,9 @@ type Options struct {
 	Path            kvc.DirectPath
 	// Peers puts mock sidecars in the place of the real ones.
 	Peers bool
+	// NoHint keeps mock sidecars from answering hint probes, so that every
+	// question comes by RPC.
+	NoHint bool
 
 	PoolToken string // between router and sidecars; "" = open
 	EngineKey string // between sidecars and engines; "" = none
@@ -134,7 +137,7 @@ func (p *Pool) node(role fleet.Role, i int) *Node {
 func (p *Pool) startNode(n *Node) {
 	if p.opt.Peers {
 		n.Peer = NewPeer(p.t, "127.0.0.1:0",
-			PeerConfig{ID: n.ID, Role: n.Role, Path: p.opt.Path, Tokens: p.tokens, Rooms: p.rooms})
+			PeerConfig{ID: n.ID, Role: n.Role, Path: p.opt.Path, Tokens: p.tokens, Rooms: p.rooms, NoHint: p.opt.NoHint})
 		n.Engine, n.URL, n.close = n.Peer.Engine, n.Peer.URL(), n.Peer.Stop
 		return
 	}
@@ -358,7 +361,8 @@ func (n *Node) seq(p *Pool) (seq uint64, idle bool) {
 	return s.Seq, s.InFlight == 0
 }
 
-// Metric is the sum of a router metric's series that carry the given labels.
+// Metric is the sum of a router metric's series that carry the given labels; of
+// a histogram, the number of observations.
 func (p *Pool) Metric(name string, labels ...string) float64 {
 	p.t.Helper()
 	return gather(p.t, p.Metrics.Registry(), name, labels...)
@@ -391,7 +395,7 @@ func gather(t testing.TB, g prometheus.Gatherer, name string, labels ...string) 
 				match = match && have[labels[i]] == labels[i+1]
 			}
 			if match {
-				total += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				total += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 			}
 		}
 	}
