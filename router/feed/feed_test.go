@@ -259,6 +259,7 @@ func (p *picture) trusts() []string {
 func follow(t *testing.T, w *worker, change ...func(*FollowerConfig)) (*Follower, *picture) {
 	cfg := FollowerConfig{
 		URL: w.http.URL, Worker: "w1", MinBackoff: 2 * time.Millisecond, MaxBackoff: 20 * time.Millisecond,
+		Silence: time.Minute, // a stalled machine is not what is tested
 	}
 	for _, f := range change {
 		f(&cfg)
