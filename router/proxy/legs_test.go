@@ -150,6 +150,7 @@ func TestPrefillFailureAfterTheFirstByte(t *testing.T) {
 	pf.set(func() {
 		pf.play = func(l *leg) {
 			<-streaming
+			p.eventually("the client has a token", func() bool { return p.sum("kvc_router_ttft_seconds") > 0 })
 			status(500, `{"error":{"message":"late","type":"x"}}`)(l)
 		}
 	})
