@@ -290,6 +290,7 @@ func (s *stream) finish(err error) *fault {
 		return f
 	}
 	if len(s.held) > 0 {
+		s.guard(time.Now())
 		if !s.committed {
 			s.committed = true
 			s.t.commit(s.a.resp, -1)
@@ -315,6 +316,7 @@ func (s *stream) broke(err error) *fault {
 	s.a.end(how, f.health())
 	if s.committed && f.outcome != telemetry.OutcomeClientCancelled {
 		s.t.proxy.log.Warn("stream broke", "request_id", s.t.id, "worker", s.t.worker, "outcome", f.outcome, "error", f)
+		s.guard(time.Now()) // the deadline may have passed with the worker's silence
 		_, _ = s.t.w.Write(f.inBand().inBand()) // a client that left needs no error
 		_ = s.rc.Flush()
 	}
