@@ -316,7 +316,7 @@ func (s *stream) broke(err error) *fault {
 	s.a.end(how, f.health())
 	if s.committed && f.outcome != telemetry.OutcomeClientCancelled {
 		s.t.proxy.log.Warn("stream broke", "request_id", s.t.id, "worker", s.t.worker, "outcome", f.outcome, "error", f)
-		s.guard(time.Now()) // the deadline may have passed with the worker's silence
+		s.guard(time.Now())                     // the deadline may have passed with the worker's silence
 		_, _ = s.t.w.Write(f.inBand().inBand()) // a client that left needs no error
 		_ = s.rc.Flush()
 	}
