@@ -56,6 +56,8 @@ type Config struct {
 	GPU       string  // preset of the cost model, default h100
 	Seed      uint64  // of the generated text
 	TimeScale float64 // emulated per real time, default 1
+	// TransferSlowdown divides the fabric's bandwidth: a sick link. Default 1.
+	TransferSlowdown float64
 	// Crash lets the faults of contract §2.1 and §2.2 that kill a real
 	// scheduler kill this one too; otherwise the request fails with 500.
 	Crash bool
@@ -114,6 +116,7 @@ func (c *Config) complete() error {
 	or(&c.HeartbeatMaxFailure, 2)
 	or(&c.GPU, "h100")
 	or(&c.TimeScale, 1)
+	or(&c.TransferSlowdown, 1)
 	or(&c.HealthDelay, time.Second)
 	return c.validate()
 }
@@ -127,6 +130,8 @@ func (c *Config) validate() error {
 		return errors.New("--model-path is required")
 	case c.PageSize < 1 || c.MaxTotalTokens < 0 || c.MaxRunning < 1 || c.ContextLength < 2:
 		return errors.New("--page-size, --max-total-tokens, --max-running-requests and --context-length must be positive")
+	case c.TransferSlowdown < 0:
+		return fmt.Errorf("--transfer-slowdown %v: it must be positive", c.TransferSlowdown)
 	case c.TimeScale < 0.01:
 		return fmt.Errorf("--time-scale %v: it must be at least 0.01", c.TimeScale)
 	}
@@ -167,10 +172,12 @@ func (c *Config) core() coreConfig {
 	preset, _ := sim.PresetOf(c.GPU)
 	capacity := c.MaxTotalTokens
 	or(&capacity, preset.CapacityTokens)
+	link := sim.LinkOf(c.TransferBackend)
+	link.BytesPerSecond /= c.TransferSlowdown
 	return coreConfig{
 		mode:       c.Mode,
 		cost:       preset.Cost,
-		link:       sim.LinkOf(c.TransferBackend),
+		link:       link,
 		capacity:   capacity,
 		pageSize:   c.PageSize,
 		host:       c.HostCache.tokens(capacity, c.TPSize, preset.Cost),

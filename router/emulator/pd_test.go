@@ -363,6 +363,54 @@ func TestEqualSeedsGiveEqualText(t *testing.T) {
 	}
 }
 
+func TestASlowLinkSlowsTransfers(t *testing.T) {
+	latency := func(slowdown float64) time.Duration {
+		c := Config{ModelPath: "m", Mode: ModePrefill, TransferSlowdown: slowdown}
+		if err := c.complete(); err != nil {
+			t.Fatal(err)
+		}
+		k := c.core()
+		return k.cost.Transfer(50_000, k.link) - k.link.Latency
+	}
+	if got, want := latency(10), 10*latency(1); (got - want).Abs() > time.Millisecond {
+		t.Errorf("a link ten times slower takes %v, want %v", got, want)
+	}
+}
+
+// Several answers share one stream; each is whole, whatever the interleaving.
+func TestStreamsOfManyAnswers(t *testing.T) {
+	cases := map[string]struct{ path, body, index string }{
+		"a batch on generate": {"/generate",
+			`{"text":["one","two","three"],"stream":true,"sampling_params":{"max_new_tokens":5,"ignore_eos":true}}`, `"index":%d}`},
+		"n on chat": {"/v1/chat/completions",
+			`{"messages":[{"role":"user","content":"x"}],"n":3,"stream":true,"max_tokens":5,"ignore_eos":true}`, `[{"index":%d,`},
+		"a batch on completions": {"/v1/completions",
+			`{"prompt":["one","two","three"],"stream":true,"max_tokens":5,"ignore_eos":true}`, `[{"index":%d,`},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			r := boot(t, Config{TimeScale: 20}).post(tc.path, tc.body)
+			r.want(t, http.StatusOK)
+			data := events(r.body)
+			if data[len(data)-1] != "[DONE]" || strings.Count(r.body, "[DONE]") != 1 {
+				t.Fatalf("the stream ends with %q", data[len(data)-1])
+			}
+			for i := range 3 {
+				ends := 0
+				for _, d := range data {
+					ours := strings.Contains(d, fmt.Sprintf(tc.index, i))
+					if ours && (strings.Contains(d, `"finish_reason":"length"`) || strings.Contains(d, `{"type":"length","length":5}`)) {
+						ends++
+					}
+				}
+				if ends != 1 {
+					t.Errorf("answer %d ended %d times", i, ends)
+				}
+			}
+		})
+	}
+}
+
 func TestFlushWaitsForItsTimeout(t *testing.T) {
 	n := boot(t, Config{TimeScale: 2})
 	_, rest, hangUp := n.stream("/generate",
