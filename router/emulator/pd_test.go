@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -286,8 +285,8 @@ func TestHealthFailsWhenTheSchedulerIsStuck(t *testing.T) {
 }
 
 func TestHealthTakesAtLeastItsDelay(t *testing.T) {
-	n := boot(t, Config{TimeScale: 20, StartupDelay: time.Second})
 	start := time.Now()
+	n := boot(t, Config{TimeScale: 20, StartupDelay: time.Second})
 	eventually(t, "the engine has started", func() bool { return n.get("/health").status == http.StatusOK })
 	if took := time.Since(start); took < 100*time.Millisecond {
 		t.Errorf("healthy after %v, want start-up and the second of /health: 100 ms at scale 20", took)
@@ -441,7 +440,7 @@ func TestFastTokensLeaveInGroups(t *testing.T) {
 			all = append(all, text)
 		}
 	}
-	if words := strings.Fields(strings.Join(all, "")); len(words) != 1000 || !slices.Contains([]int{1000}, len(words)) {
+	if words := strings.Fields(strings.Join(all, "")); len(words) != 1000 {
 		t.Errorf("%d words arrived, want 1000", len(words))
 	}
 }

@@ -38,6 +38,9 @@ func (s *Server) stream(ctx context.Context, w http.ResponseWriter, r *request) 
 		if a == nil {
 			cut()
 		}
+		if a.done {
+			continue // a signal that came with the end already
+		}
 		a.collect()
 		if !a.due(s.cfg.StreamInterval) {
 			continue
