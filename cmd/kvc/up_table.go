@@ -63,9 +63,16 @@ func processState(w local.Worker) string {
 	case w.Pods > 0 && w.ID == "":
 		return "engine ended"
 	case w.Pods > 1:
-		return "restarting (pod " + strconv.Itoa(w.Pods) + ")"
+		return because("restarting (pod "+strconv.Itoa(w.Pods)+")", w.Waiting)
 	}
-	return "starting"
+	return because("starting", w.Waiting)
+}
+
+func because(state, why string) string {
+	if why == "" {
+		return state
+	}
+	return state + ": " + why
 }
 
 // routerState is what the router adds for a worker that runs.

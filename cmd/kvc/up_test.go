@@ -24,7 +24,7 @@ func TestRowsJoinProcessesAndRouter(t *testing.T) {
 	workers := []local.Worker{
 		{Name: "prefill-0", ID: "p", Role: "prefill", Pods: 1},
 		{Name: "prefill-1", Role: "prefill", Pods: 1},
-		{Name: "prefill-2", Role: "prefill"},
+		{Name: "prefill-2", Role: "prefill", Pods: 1, ID: "q", Waiting: "the engine is warming up"},
 		{Name: "decode-0", ID: "a", Role: "decode", Pods: 1, Ready: true, SidecarPID: 7},
 		{Name: "decode-1", ID: "b", Role: "decode", Pods: 3},
 		{Name: "decode-2", ID: "c", Role: "decode", Pods: 1, Ready: true},
@@ -39,7 +39,7 @@ func TestRowsJoinProcessesAndRouter(t *testing.T) {
 	want := []row{
 		{name: "prefill-0", role: "prefill", state: "starting"},
 		{name: "prefill-1", role: "prefill", state: "engine ended"},
-		{name: "prefill-2", role: "prefill", state: "starting"},
+		{name: "prefill-2", role: "prefill", state: "starting: the engine is warming up"},
 		{name: "decode-0", role: "decode", state: "ready", known: true, used: 300, capacity: 600, sessions: 4, inFlight: 1,
 			modes: map[string]int64{"direct": 9, "seed": 1}},
 		{name: "decode-1", role: "decode", state: "restarting (pod 3)"},

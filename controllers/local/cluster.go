@@ -51,6 +51,7 @@ type service struct {
 	restarts int
 	failed   int    // consecutive ends before it was ready
 	problem  string // why it last ended
+	waiting  string // why it says that it is not ready
 }
 
 // Worker is what is known of one replica's current pod.
@@ -62,6 +63,7 @@ type Worker struct {
 	EnginePID  int    // 0 while it does not run
 	SidecarPID int    // 0 while it does not run
 	Ready      bool   // in the fleet file
+	Waiting    string // why its sidecar says that it is not ready; "" = it does not say
 	Pods       int    // pods so far; more than 1 means that engines ended
 	Restarts   int    // of the current pod's sidecar
 	GPUs       []string
@@ -289,6 +291,9 @@ func (c *Cluster) waitingFor() (string, error) {
 		}
 		if !r.ready && waiting == "" {
 			waiting = r.name
+			if r.pod != nil && r.pod.state.waiting != "" {
+				waiting += " (" + r.pod.state.waiting + ")"
+			}
 		}
 	}
 	if c.router.failed >= maxFailures {

@@ -96,6 +96,10 @@ func fakeProgram(name string, args []string) error {
 
 // fakeSidecarReady is ready once its engine answers.
 func fakeSidecarReady(w http.ResponseWriter, r *http.Request) {
+	if os.Getenv("FAKE_COLD") != "" {
+		http.Error(w, `{"error":{"message":"the engine is cold"}}`, http.StatusServiceUnavailable)
+		return
+	}
 	req, err := http.NewRequestWithContext(r.Context(), http.MethodGet, os.Getenv("KVC_ENGINE_URL"), nil)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

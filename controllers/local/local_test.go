@@ -1,6 +1,8 @@
 package local
 
 import (
+	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -153,12 +155,19 @@ func TestTailPrefersThePanic(t *testing.T) {
 			if err := os.WriteFile(path, []byte(tc.log), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if got := tail(path, 3); got != tc.want {
+			if got := tail(path, 0, 3); got != tc.want {
 				t.Errorf("tail = %q, want %q", got, tc.want)
 			}
 		})
 	}
-	if got := tail(filepath.Join(t.TempDir(), "absent"), 3); got != "" {
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("earlier run\nthis run\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := tail(path, int64(len("earlier run\n")), 3); got != "this run" {
+		t.Errorf("tail of the second run = %q", got)
+	}
+	if got := tail(filepath.Join(t.TempDir(), "absent"), 0, 3); got != "" {
 		t.Errorf("tail of no file = %q", got)
 	}
 }
@@ -214,5 +223,35 @@ func TestWorkersTellWhereTheirLogsAre(t *testing.T) {
 		if _, err := strconv.Atoi(w.SidecarURL[strings.LastIndex(w.SidecarURL, ":")+1:]); err != nil {
 			t.Errorf("%s: %s has no port", w.Name, w.SidecarURL)
 		}
+	}
+}
+
+func TestComplaint(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"error":{"message":"the engine is warming up","code":503}}`: "the engine is warming up",
+		"not ready\nbecause\n": "not ready",
+		`{"error":{}}`:         `{"error":{}}`,
+		`{"error":"x"}`:        `{"error":"x"}`,
+		"":                     "",
+	} {
+		if got := complaint([]byte(body)); got != want {
+			t.Errorf("complaint(%q) = %q, want %q", body, got, want)
+		}
+	}
+}
+
+func TestWaitReadySaysWhatItWaitedFor(t *testing.T) {
+	t.Setenv("FAKE_COLD", "1")
+	c, err := Start(t.Context(), Options{Pool: pool(t, 1, 1), BinDir: fakeBin(t), Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	eventually(t, c, "a sidecar says why", func() bool { return worker(t, c, "prefill-0").Waiting != "" })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	err = c.WaitReady(ctx)
+	if err == nil || !strings.Contains(err.Error(), "wait for prefill-0 (the engine is cold): ") || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error = %v", err)
 	}
 }

@@ -27,6 +27,8 @@ type command struct {
 type process struct {
 	name string
 	pid  int
+	log  string
+	from int64         // where in the log its own words begin
 	done chan struct{} // closed when it has ended
 	err  error         // how it ended; valid after done
 }
@@ -37,6 +39,11 @@ func (s *spawner) run(c command) (*process, error) {
 	}
 	log, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	from, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		_ = log.Close()
 		return nil, fmt.Errorf("open log: %w", err)
 	}
 	cmd := exec.Command(c.path, c.args...) //nolint:noctx // a process outlives the call that starts it; terminate ends it
@@ -50,7 +57,7 @@ func (s *spawner) run(c command) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.name, err)
 	}
-	p := &process{name: c.name, pid: cmd.Process.Pid, done: make(chan struct{})}
+	p := &process{name: c.name, pid: cmd.Process.Pid, log: c.log, from: from, done: make(chan struct{})}
 	go func() {
 		p.err = cmd.Wait()
 		// A leader that dies may leave a family behind (SGLang forks its scheduler).
@@ -100,19 +107,21 @@ func (p *process) killed() bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// tail returns the last words of a log in one line: the panic that ended a Go
-// program, which stands above its goroutines, or else the last lines.
-func tail(path string, lines int) string {
+// tail returns the last words of a log, from an offset on, in one line: the panic
+// that ended a Go program, which stands above its goroutines, or else the last
+// lines.
+func tail(path string, from int64, lines int) string {
 	const most = 64 << 10
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
 	}
 	defer func() { _ = f.Close() }()
-	if info, err := f.Stat(); err == nil && info.Size() > most {
-		if _, err := f.Seek(-most, io.SeekEnd); err != nil {
-			return ""
-		}
+	if info, err := f.Stat(); err == nil {
+		from = max(from, info.Size()-most)
+	}
+	if _, err := f.Seek(from, io.SeekStart); err != nil {
+		return ""
 	}
 	data, err := io.ReadAll(f)
 	if err != nil {

@@ -114,7 +114,7 @@ func (c *Cluster) runEngine(ctx context.Context, pod *podRun) string {
 		p.terminate(c.opts.Grace)
 	}
 	c.update(func() { pod.enginePID = 0 })
-	return p.describeEnd(pod.engine.log)
+	return p.describeEnd()
 }
 
 // endPod takes a pod out of the fleet file, before anything else is done.
@@ -232,6 +232,7 @@ func (r *replica) view(c *Cluster) Worker {
 	if r.pod != nil {
 		w.ID, w.SidecarURL = r.pod.id, r.pod.url()
 		w.EnginePID, w.SidecarPID, w.Restarts = r.pod.enginePID, r.pod.state.pid, r.pod.state.restarts
+		w.Waiting = r.pod.state.waiting
 	}
 	return w
 }

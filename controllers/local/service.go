@@ -1,7 +1,10 @@
 package local
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"io"
 	"net/http"
 	"time"
 )
@@ -69,8 +72,8 @@ func (c *Cluster) runOnce(ctx context.Context, cmd command, readyURL string, cha
 	polled := make(chan struct{})
 	go func() {
 		defer close(polled)
-		if c.pollReady(probing, readyURL) {
-			change(func(s *service) { s.ready, s.failed = true, 0 })
+		if c.pollReady(probing, readyURL, func(why string) { change(func(s *service) { s.waiting = why }) }) {
+			change(func(s *service) { s.ready, s.failed, s.waiting = true, 0, "" })
 		}
 	}()
 	select {
@@ -80,16 +83,23 @@ func (c *Cluster) runOnce(ctx context.Context, cmd command, readyURL string, cha
 	}
 	stop()
 	<-polled // readiness must not be noted after the end
-	return p.describeEnd(cmd.log)
+	return p.describeEnd()
 }
 
-// pollReady asks until the answer is 200; false when ctx is done first.
-func (c *Cluster) pollReady(ctx context.Context, url string) bool {
+// pollReady asks until the answer is 200; false when ctx is done first. waiting
+// hears each new reason why it is not.
+func (c *Cluster) pollReady(ctx context.Context, url string, waiting func(why string)) bool {
 	ticker := time.NewTicker(pollReadiness)
 	defer ticker.Stop()
+	said := ""
 	for {
-		if c.isReady(ctx, url) {
+		ready, why := c.isReady(ctx, url)
+		if ready {
 			return true
+		}
+		if why != said {
+			said = why
+			waiting(why)
 		}
 		select {
 		case <-ctx.Done():
@@ -99,27 +109,51 @@ func (c *Cluster) pollReady(ctx context.Context, url string) bool {
 	}
 }
 
-func (c *Cluster) isReady(ctx context.Context, url string) bool {
+// isReady asks once; why is what the program itself says of it, "" when it does
+// not answer at all.
+func (c *Cluster) isReady(ctx context.Context, url string) (ready bool, why string) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return false
+		return false, ""
 	}
 	res, err := c.probe.Do(req)
 	if err != nil {
-		return false
+		return false, ""
 	}
-	_ = res.Body.Close()
-	return res.StatusCode == http.StatusOK
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode == http.StatusOK {
+		return true, ""
+	}
+	const most = 4096
+	body, err := io.ReadAll(io.LimitReader(res.Body, most))
+	if err != nil {
+		return false, ""
+	}
+	return false, complaint(body)
+}
+
+// complaint is the message of an OpenAI-shaped error, or else the first line of
+// an answer.
+func complaint(body []byte) string {
+	var shaped struct {
+		Error struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(body, &shaped) == nil && shaped.Error.Message != "" {
+		return shaped.Error.Message
+	}
+	return firstLine(bytes.TrimSpace(body))
 }
 
 // describeEnd says how a process ended, with its last words and where to read
 // the others. A process that was killed had no chance to say why.
-func (p *process) describeEnd(log string) string {
+func (p *process) describeEnd() string {
 	out := p.exitReason()
-	if last := tail(log, 3); last != "" && !p.killed() {
+	if last := tail(p.log, p.from, 3); last != "" && !p.killed() {
 		out += "; its last lines: " + last
 	}
-	return out + " (log: " + log + ")"
+	return out + " (log: " + p.log + ")"
 }
 
 // sleep waits, or returns early when ctx is done.
