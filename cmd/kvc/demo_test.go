@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kvc-dev/kvc/api/v1alpha1"
 	"github.com/kvc-dev/kvc/router/replay"
 )
@@ -34,6 +36,25 @@ func TestDemoPools(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The sample manifest promises to be the demo's pool.
+func TestTheSampleIsTheDemosPool(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("..", "..", "config", "samples", "pool_demo.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sample, err := v1alpha1.ParsePool("pool_demo.yaml", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := (&demo{preset: "Corrected"}).pool(v1alpha1.DirectPathConditionalAggregation)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(pool.Spec, sample.Spec); diff != "" {
+		t.Errorf("config/samples/pool_demo.yaml differs from the demo's pool:\n%s", diff)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/kvc-dev/kvc/router/stats"
 )
 
 // Labels are what the caller knows of a run and the traffic cannot show.
@@ -209,27 +211,12 @@ func (b *byMode) quantiles() ModeQuantiles {
 	out := make(ModeQuantiles, len(b.ms))
 	for mode, vs := range b.ms {
 		slices.Sort(vs)
-		sum := 0.0
-		for _, v := range vs {
-			sum += v
-		}
 		out[mode] = Quantiles{
-			Count: len(vs), Mean: round(sum / float64(len(vs))),
-			P50: round(at(vs, .50)), P90: round(at(vs, .90)), P99: round(at(vs, .99)), Max: round(vs[len(vs)-1]),
+			Count: len(vs), Mean: round(stats.Mean(vs)), P50: round(stats.NearestRank(vs, 50)),
+			P90: round(stats.NearestRank(vs, 90)), P99: round(stats.NearestRank(vs, 99)), Max: round(vs[len(vs)-1]),
 		}
 	}
 	return out
-}
-
-// at is the p-quantile of sorted values, by linear interpolation.
-func at(sorted []float64, p float64) float64 {
-	x := p * float64(len(sorted)-1)
-	i := int(x)
-	if i+1 >= len(sorted) {
-		return sorted[len(sorted)-1]
-	}
-	f := x - float64(i)
-	return sorted[i]*(1-f) + sorted[i+1]*f
 }
 
 // round keeps three digits behind the point, so that reports stay short.

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -153,29 +152,6 @@ func TestTimesAreEmulated(t *testing.T) {
 	if s.TTFT["direct"].P50 != 120 || s.E2E[All].P99 != 480 || s.ITL["direct"].Mean != 120 {
 		t.Errorf("TTFT %g, E2E %g, ITL %g; want 120, 480, 120", s.TTFT["direct"].P50, s.E2E[All].P99, s.ITL["direct"].Mean)
 	}
-}
-
-// at agrees with counting: no more than p of the values lie below it.
-func TestQuantileOracle(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		vs := rapid.SliceOfN(rapid.Float64Range(0, 100), 1, 50).Draw(t, "values")
-		p := rapid.Float64Range(0, 1).Draw(t, "p")
-		slices.Sort(vs)
-		got := at(vs, p)
-		below, upTo := 0, 0
-		for _, v := range vs {
-			if v < got-1e-9 {
-				below++
-			}
-			if v <= got+1e-9 {
-				upTo++
-			}
-		}
-		n := float64(len(vs) - 1)
-		if float64(below) > math.Floor(p*n+1e-9)+1 || float64(upTo) < math.Floor(p*n) {
-			t.Fatalf("at(%g) = %g: %d below, %d up to, of %d", p, got, below, upTo, len(vs))
-		}
-	})
 }
 
 func TestTable(t *testing.T) {

@@ -1,0 +1,5 @@
+//go:build !race
+
+package replays
+
+const raced = false
