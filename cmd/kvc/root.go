@@ -33,6 +33,7 @@ func subcommands() []*cobra.Command {
 		newUpCmd(),
 		newBenchCmd(),
 		newDemoCmd(),
+		newExplainCmd(),
 	}
 }
 
