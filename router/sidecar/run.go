@@ -35,7 +35,7 @@ func (t *turn) run(w http.ResponseWriter, r *http.Request) {
 	stop := context.AfterFunc(r.Context(), t.stop)
 	defer stop()
 
-	rl := &relay{onBytes: t.onBytes}
+	rl := &relay{onBytes: t.onBytes, patience: t.s.cfg.WritePatience}
 	outcome := kvc.OutcomeError
 	defer func() { t.finish(rl, outcome) }()
 
@@ -44,7 +44,11 @@ func (t *turn) run(w http.ResponseWriter, r *http.Request) {
 		refusal.write(w)
 		return
 	}
-	rl.drop = e.usage
+	if r.Context().Err() != nil { // left while it waited for its place
+		outcome = kvc.OutcomeCancelled
+		return
+	}
+	rl.drop, t.sent = e.usage, true
 	resp, err := t.s.forward(ctx, r, e.apply(t.body))
 	if err != nil {
 		outcome = t.unanswered(w, err)
@@ -218,7 +222,7 @@ func (t *turn) finish(rl *relay, o kvc.Outcome) {
 		t.cap.Stop()
 	}
 	t.mu.Unlock()
-	if o == kvc.OutcomeCancelled {
+	if o == kvc.OutcomeCancelled && t.sent {
 		t.abort()
 	}
 	if t.s.evidence(t, &rl.obs, o) {
