@@ -38,7 +38,8 @@ func newWorld() *world {
 	b := newBook(c.now)
 	b.out = feed.NewServer(feed.ServerConfig{Snapshot: b.snapshot, Load: func() feed.Load { return feed.Load{} }})
 	l := kvc.NewLedger(kvc.LedgerConfig{
-		CapacityTokens: worldTokens, PageSize: 1, DirectPath: kvc.ConditionalAggregation, Params: kvc.Corrected(), TokensPerBlock: 24,
+		CapacityTokens: worldTokens, PageSize: 1, TokensPerBlock: 24,
+		DirectPath: kvc.ConditionalAggregation, Params: kvc.Corrected(),
 	})
 	inc := &incarnation{info: &sglang.ServerInfo{MaxTotalTokens: worldTokens}, epoch: "w/1"}
 	b.adopt(inc, l, feed.Hello{Epoch: "w/1"}, 0)
@@ -209,7 +210,10 @@ type mirror struct {
 }
 
 func newMirror() *mirror {
-	return &mirror{turns: map[string]kvc.TurnInfo{}, owner: map[block.Hash]kvc.SessionKey{}, sessions: map[kvc.SessionKey]kvc.SessionInfo{}}
+	return &mirror{
+		turns: map[string]kvc.TurnInfo{}, owner: map[block.Hash]kvc.SessionKey{},
+		sessions: map[kvc.SessionKey]kvc.SessionInfo{},
+	}
 }
 
 func (m *mirror) locked(f func()) {
