@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -204,4 +205,11 @@ func events(body string) (data []string) {
 		}
 	}
 	return data
+}
+
+// recorded asks a registry without a socket.
+func recorded(g *registry, method, path, body string) reply {
+	w := httptest.NewRecorder()
+	g.handler().ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	return reply{status: w.Code, kind: w.Header().Get("Content-Type"), body: w.Body.String()}
 }
