@@ -41,9 +41,9 @@ type askedBefore struct {
 
 func newMachine(t *rapid.T, p Params) *machine {
 	cfg := LedgerConfig{
-		CapacityTokens: rapid.IntRange(200, 4000).Draw(t, "K"),
+		CapacityTokens: rapid.IntRange(200, 12000).Draw(t, "K"),
 		PageSize:       rapid.SampledFrom([]int{1, 16, 64}).Draw(t, "page"),
-		Prefill:        rapid.IntRange(0, 9).Draw(t, "prefill") == 0,
+		Prefill:        rapid.IntRange(0, 19).Draw(t, "prefill") == 7,
 		DirectPath: rapid.SampledFrom([]DirectPath{
 			ConditionalAggregation, NativeAdmission, Unified, DeltaTransfer,
 		}).Draw(t, "path"),
@@ -114,7 +114,11 @@ func (m *machine) touch(chain []block.Hash) {
 
 func (m *machine) admit(t *rapid.T) {
 	q := m.question(t)
+	o, want := ask(m.l, q, m.now)
 	v := m.l.Admit(q, m.now)
+	if err := o.disagrees(v, want); err != nil {
+		t.Fatal(err)
+	}
 	m.asked[q.Attempt] = askedBefore{q, v}
 	if !v.CanAdmit {
 		if v.Mode != ModeNone || v.Lease != (Lease{}) {
@@ -137,6 +141,33 @@ func (m *machine) afterAdmission(t *rapid.T) {
 	if m.cfg.Params.Used == UsedEverything && g.Used+g.Reserved > rho {
 		t.Fatalf("Inv1 (Paper): used %d + reserved %d > ρK %d", g.Used, g.Reserved, rho)
 	}
+}
+
+// whole plays a turn from question to end, as most turns go: the generated text
+// is mostly kept by the template, and the next prompt extends this one.
+func (m *machine) whole(t *rapid.T) {
+	was := len(m.leases)
+	m.admit(t)
+	if len(m.leases) == was {
+		return
+	}
+	lease := m.leases[was]
+	m.leases = m.leases[:was]
+	attempt := m.attempt[lease.ID]
+	if _, ok := m.l.Begin(lease.ID, attempt, m.now); !ok {
+		t.Fatal("a fresh lease was refused")
+	}
+	m.check(t)
+	blocks := m.l.turns[attempt].q.Blocks
+	m.touch(blocks)
+	e, _ := m.l.Expected(attempt)
+	m.l.End(attempt, Usage{
+		PromptTokens:     e.Input,
+		CachedTokens:     e.Resident + rapid.SampledFrom([]int{0, 30, 300}).Draw(t, "more cached"),
+		CompletionTokens: rapid.IntRange(0, 300).Draw(t, "answer"),
+	}, OutcomeOK, m.now)
+	m.drain(t)
+	m.touch(blocks)
 }
 
 func (m *machine) askAgain(t *rapid.T) {
@@ -316,7 +347,9 @@ func (m *machine) restart(t *rapid.T) {
 func (m *machine) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"admit":      m.admit,
-		"admit2":     m.admit,
+		"whole":      m.whole,
+		"whole2":     m.whole,
+		"whole3":     m.whole,
 		"ask again":  m.askAgain,
 		"begin":      m.begin,
 		"begin2":     m.begin,

@@ -178,6 +178,11 @@ func TestAdmitAlgorithm2(t *testing.T) {
 		"deltas: what P lacks decides, large": {
 			path: DeltaTransfer, resident: 100, append: small, uncached: 9000, turn: 3,
 			mode: Reseed, reason: ReasonLargeAppend},
+		"an append of exactly τ is not large": {
+			path: DeltaTransfer, resident: 100, append: small, uncached: 8192, turn: 3, mode: Delta},
+		"one token more is": {
+			path: DeltaTransfer, resident: 100, append: small, uncached: 8193, turn: 3,
+			mode: Reseed, reason: ReasonLargeAppend},
 		"elsewhere P's cache does not matter": {resident: 100, append: small, uncached: 9000, turn: 3, mode: Direct},
 	}
 	for name, tc := range cases {
