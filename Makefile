@@ -67,6 +67,10 @@ verify: ## Fail when generated files, formatting or go.mod are out of date.
 fuzz: ## Run every fuzzer for FUZZTIME (default 20s) each.
 	./hack/fuzz.sh $(FUZZTIME)
 
+.PHONY: independent
+independent: ## Let SGLang's own router and the openai client read the emulators (needs Python, PyPI).
+	./hack/independent.sh
+
 .PHONY: bench
 bench: ## Run the benchmarks.
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...

@@ -2,7 +2,7 @@ package v1alpha1
 
 // AutoscalingSpec changes the number of replicas of roles in mode Auto.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.prefill) || !has(self.decode) || (100 * self.prefill.max >= (has(self.ratio) && has(self.ratio.minPrefillPerDecodePercent) ? self.ratio.minPrefillPerDecodePercent : 10) * self.decode.min && 100 * self.prefill.min <= (has(self.ratio) && has(self.ratio.maxPrefillPerDecodePercent) ? self.ratio.maxPrefillPerDecodePercent : 400) * self.decode.max)",message="no number of replicas inside the bounds has a ratio inside autoscaling.ratio"
+// +kubebuilder:validation:XValidation:rule="!has(self.prefill) || !has(self.decode) || (100 * self.prefill.max >= (has(self.ratio) && has(self.ratio.minPrefillPerDecodePercent) ? self.ratio.minPrefillPerDecodePercent : 10) * self.decode.min && 100 * self.prefill.min <= (has(self.ratio) && has(self.ratio.maxPrefillPerDecodePercent) ? self.ratio.maxPrefillPerDecodePercent : 400) * self.decode.max)",message="autoscaling.ratio is out of reach: no number of replicas inside the bounds has such a ratio; widen prefill, decode or ratio",fieldPath=".ratio"
 type AutoscalingSpec struct {
 	// prefill bounds the prefill replicas. Required when prefill is Auto.
 	// +optional
@@ -45,7 +45,7 @@ type AutoscalingSpec struct {
 
 // ReplicaBounds are the fewest and most replicas of a role.
 //
-// +kubebuilder:validation:XValidation:rule="self.min <= self.max",message="min is larger than max"
+// +kubebuilder:validation:XValidation:rule="self.min <= self.max",message="min is larger than max: lower it or raise max",fieldPath=".min"
 type ReplicaBounds struct {
 	// min is the fewest replicas.
 	// +kubebuilder:validation:Minimum=0
@@ -61,7 +61,7 @@ type ReplicaBounds struct {
 
 // RatioBounds bound prefill replicas per 100 decode replicas.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.minPrefillPerDecodePercent) ? self.minPrefillPerDecodePercent : 10) <= (has(self.maxPrefillPerDecodePercent) ? self.maxPrefillPerDecodePercent : 400)",message="minPrefillPerDecodePercent is larger than maxPrefillPerDecodePercent"
+// +kubebuilder:validation:XValidation:rule="(has(self.minPrefillPerDecodePercent) ? self.minPrefillPerDecodePercent : 10) <= (has(self.maxPrefillPerDecodePercent) ? self.maxPrefillPerDecodePercent : 400)",message="minPrefillPerDecodePercent (default 10) is larger than maxPrefillPerDecodePercent (default 400): lower it or raise the other",fieldPath=".minPrefillPerDecodePercent"
 type RatioBounds struct {
 	// minPrefillPerDecodePercent is the fewest prefill replicas per 100 decode ones.
 	// +kubebuilder:validation:Minimum=0

@@ -25,8 +25,13 @@ const (
 
 // ModelSpec is what is served.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.source) || self.source != 'PVC' || (has(self.claimName) && has(self.path))",message="source PVC needs claimName and path"
-// +kubebuilder:validation:XValidation:rule="!has(self.source) || !(self.source in ['HostPath', 'Image']) || has(self.path)",message="this source needs path, the directory of the weights"
+// +kubebuilder:validation:XValidation:rule="size(self.name.trim()) > 0",message="model.name is blank: name the model, such as Qwen/Qwen3-32B",fieldPath=".name"
+// +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') != 'PVC' || (has(self.claimName) && size(self.claimName) > 0)",message="model.source PVC needs model.claimName, the claim that holds the weights",fieldPath=".claimName"
+// +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') == 'PVC' || !(has(self.claimName) && size(self.claimName) > 0)",message="model.claimName belongs to source PVC: set source to PVC, or use cache.claimName to keep downloads",fieldPath=".claimName"
+// +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') == 'HuggingFace' || (has(self.path) && self.path.startsWith('/'))",message="model.path is missing or relative: this source needs the absolute directory of the weights",fieldPath=".path"
+// +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') != 'HuggingFace' || !(has(self.path) && size(self.path) > 0)",message="model.path is of no use to HuggingFace, which downloads by name: remove it, or set source to PVC, HostPath or Image",fieldPath=".path"
+// +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') == 'HuggingFace' || !(has(self.tokenSecretName) && size(self.tokenSecretName) > 0)",message="model.tokenSecretName is only for source HuggingFace: remove it",fieldPath=".tokenSecretName"
+// +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') == 'HuggingFace' || !has(self.cache)",message="model.cache keeps what HuggingFace downloads: remove it for other sources",fieldPath=".cache"
 type ModelSpec struct {
 	// name is the model as its publisher names it. Clients may always use it.
 	// +kubebuilder:validation:MinLength=1
@@ -47,6 +52,7 @@ type ModelSpec struct {
 	// path is the directory of the weights inside the engine container: the
 	// mount point of PVC, the node's own directory of HostPath (mounted at the
 	// same place), a directory of the image for Image. Unused by HuggingFace.
+	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	Path string `json:"path,omitempty"`
 	// tokenSecretName is a Secret with key "token" for gated HuggingFace models.
@@ -66,12 +72,14 @@ type ModelSpec struct {
 
 // ModelCacheSpec is a place that outlives a pod.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.claimName) != has(self.hostPath)",message="cache takes either claimName or hostPath"
+// +kubebuilder:validation:XValidation:rule="(has(self.claimName) && size(self.claimName) > 0) != (has(self.hostPath) && size(self.hostPath) > 0)",message="model.cache takes either claimName or hostPath: keep one"
+// +kubebuilder:validation:XValidation:rule="!(has(self.hostPath) && size(self.hostPath) > 0) || self.hostPath.startsWith('/')",message="model.cache.hostPath is relative: write an absolute directory",fieldPath=".hostPath"
 type ModelCacheSpec struct {
 	// claimName is a PersistentVolumeClaim.
 	// +optional
 	ClaimName string `json:"claimName,omitempty"`
 	// hostPath is a directory of the node.
+	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	HostPath string `json:"hostPath,omitempty"`
 }
@@ -114,6 +122,14 @@ const (
 )
 
 // EngineSpec is how one worker runs the model.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.directPath) || !(self.directPath in ['ConditionalAggregation', 'NativeAdmission']) || (has(self.type) && self.type == 'Emulator') || (has(self.image) && size(self.image) > 0 && self.image != 'lmsysorg/sglang:v0.5.23-runtime')",message="no released SGLang has this engine.directPath: set engine.image to a patched build, or choose Unified or DeltaTransfer",fieldPath=".directPath"
+// +kubebuilder:validation:XValidation:rule="!has(self.gpuResource) || size(self.gpuResource) == 0 || self.gpuResource.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')",message="engine.gpuResource is no resource name: write one such as nvidia.com/gpu",fieldPath=".gpuResource"
+// +kubebuilder:validation:XValidation:rule="!has(self.shmSize) || quantity(string(self.shmSize)).isGreaterThan(quantity('0'))",message="engine.shmSize must be more than 0, such as 16Gi",fieldPath=".shmSize"
+// +kubebuilder:validation:XValidation:rule="!has(self.extraArgs) || !self.extraArgs.exists(a, size(a.split('=')[0]) > 2 && a.startsWith('-') && ['--model-path', '--model', '--served-model-name', '--host', '--port', '--tp-size', '--tensor-parallel-size', '--tp', '--nnodes', '--node-rank', '--dist-init-addr', '--nccl-init-addr', '--page-size', '--kv-cache-dtype', '--mem-fraction-static', '--disaggregation-mode', '--disaggregation-transfer-backend', '--disaggregation-bootstrap-port', '--disaggregation-ib-device', '--disaggregation-decode-enable-radix-cache', '--disaggregation-decode-enable-conditional-agg', '--enable-hierarchical-cache', '--hicache-size', '--hicache-ratio', '--hicache-storage-backend', '--enable-metrics', '--enable-cache-report', '--kv-events-config', '--api-key', '--disable-radix-cache', '--smg-grpc-mode', '--enable-dp-attention'].exists(f, f.startsWith(a.split('=')[0])))",message="engine.extraArgs has a flag that the operator owns, or the beginning of one: use the typed field",messageExpression="'engine.extraArgs: ' + self.extraArgs.filter(a, size(a.split('=')[0]) > 2 && a.startsWith('-') && ['--model-path', '--model', '--served-model-name', '--host', '--port', '--tp-size', '--tensor-parallel-size', '--tp', '--nnodes', '--node-rank', '--dist-init-addr', '--nccl-init-addr', '--page-size', '--kv-cache-dtype', '--mem-fraction-static', '--disaggregation-mode', '--disaggregation-transfer-backend', '--disaggregation-bootstrap-port', '--disaggregation-ib-device', '--disaggregation-decode-enable-radix-cache', '--disaggregation-decode-enable-conditional-agg', '--enable-hierarchical-cache', '--hicache-size', '--hicache-ratio', '--hicache-storage-backend', '--enable-metrics', '--enable-cache-report', '--kv-events-config', '--api-key', '--disable-radix-cache', '--smg-grpc-mode', '--enable-dp-attention'].exists(f, f.startsWith(a.split('=')[0])))[0] + ' is, or may be read as, a flag of the operator: use the typed field (model, tensorParallelSize, nodesPerReplica, engine.pageSize, engine.kvCacheDtype, engine.memFractionStaticPercent, engine.kvTier, engine.transferBackend, engine.directPath, rdma), or remove it'",fieldPath=".extraArgs"
+// +kubebuilder:validation:XValidation:rule="!has(self.extraArgs) || !self.extraArgs.exists(a, a.split('=')[0] in ['--disaggregation-decode-tp', '--disaggregation-decode-dp', '--disaggregation-prefill-pp'])",message="engine.extraArgs has a flag that SGLang removed and exits on: remove it",fieldPath=".extraArgs"
+// +kubebuilder:validation:XValidation:rule="!has(self.extraArgs) || !self.extraArgs.join('\\n').matches('(^|\\n)--(dp-size|data-parallel-size|dp|pp-size|pipeline-parallel-size|pp)([\\n=]([^1]|1[^\\n])|[\\n=]?$)')",message="engine.extraArgs asks for more than one rank per engine, which is not supported: use replicas and tensorParallelSize",fieldPath=".extraArgs"
+// +kubebuilder:validation:XValidation:rule="!has(self.extraArgs) || !self.extraArgs.join('\\n').matches('^[^-]|(^|\\n)([^-\\n][^\\n]*|-[^\\n]*=[^\\n]*)\\n[^-\\n]')",message="engine.extraArgs has a value without a flag before it: a flag starts with --; write --flag=value",fieldPath=".extraArgs"
 type EngineSpec struct {
 	// type is the program: SGLang, or the Emulator, which needs no GPU.
 	// +kubebuilder:default=SGLang
@@ -142,6 +158,7 @@ type EngineSpec struct {
 	PageSize *int32 `json:"pageSize,omitempty"`
 	// kvCacheDtype is the number format of KV, the same on both roles.
 	// +kubebuilder:default=auto
+	// +kubebuilder:validation:Enum=auto;bf16;bfloat16;fp8_e5m2;fp8_e4m3;fp4_e2m1
 	// +optional
 	KVCacheDtype string `json:"kvCacheDtype,omitempty"`
 	// memFractionStaticPercent is the share of GPU memory for weights and KV.
@@ -156,6 +173,7 @@ type EngineSpec struct {
 	KVTier *KVTierSpec `json:"kvTier,omitempty"`
 	// gpuResource is the extended resource that one GPU is.
 	// +kubebuilder:default=nvidia.com/gpu
+	// +kubebuilder:validation:MaxLength=317
 	// +optional
 	GPUResource string `json:"gpuResource,omitempty"`
 	// runtimeClassName is the pods' runtime class. Defaults to none.
@@ -176,6 +194,7 @@ type EngineSpec struct {
 	// field stands for, flags that SGLang removed and dp-size above 1 are refused.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=128
+	// +kubebuilder:validation:items:MaxLength=2048
 	// +optional
 	ExtraArgs []string `json:"extraArgs,omitempty"`
 }
@@ -193,6 +212,8 @@ const (
 )
 
 // KVTierSpec is where evicted KV goes (SGLang's HiCache).
+//
+// +kubebuilder:validation:XValidation:rule="quantity(string(self.host)).isGreaterThan(quantity('0'))",message="engine.kvTier.host must be more than 0, such as 64Gi: remove kvTier to have none",fieldPath=".host"
 type KVTierSpec struct {
 	// host is host memory per pod.
 	// +required

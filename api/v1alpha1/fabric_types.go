@@ -36,13 +36,15 @@ const (
 
 // RDMASpec is the fabric between prefill and decode workers.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'DevicePlugin' || has(self.resourceName)",message="mode DevicePlugin needs resourceName, such as rdma/hca"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'DevicePlugin' || (has(self.resourceName) && size(self.resourceName) > 0)",message="rdma.mode DevicePlugin needs rdma.resourceName, the extended resource of a device, such as rdma/hca",fieldPath=".resourceName"
+// +kubebuilder:validation:XValidation:rule="!(has(self.resourceName) && size(self.resourceName) > 0) || self.resourceName.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')",message="rdma.resourceName is no resource name: write one such as rdma/hca",fieldPath=".resourceName"
 type RDMASpec struct {
 	// mode is how pods reach the devices. Disabled renders TCP transfers.
 	// +kubebuilder:default=Disabled
 	// +optional
 	Mode RDMAMode `json:"mode,omitempty"`
 	// resourceName is the extended resource of one device.
+	// +kubebuilder:validation:MaxLength=317
 	// +optional
 	ResourceName string `json:"resourceName,omitempty"`
 	// count is devices per pod.
@@ -65,6 +67,8 @@ type RDMASpec struct {
 }
 
 // TopologySpec names the levels of the cluster.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.pairing) || (has(self.levels) && self.levels.exists(l, l.name == self.pairing.domain))",message="topology.pairing.domain names a level that does not exist: add it to topology.levels",fieldPath=".pairing.domain"
 type TopologySpec struct {
 	// levels are listed widest first. Names are unique.
 	// +listType=map
@@ -78,6 +82,8 @@ type TopologySpec struct {
 }
 
 // TopologyLevel is one level of the cluster.
+//
+// +kubebuilder:validation:XValidation:rule="self.nodeLabelKey.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')",message="nodeLabelKey is no label key: write one such as topology.kubernetes.io/zone",fieldPath=".nodeLabelKey"
 type TopologyLevel struct {
 	// name is what pairing and pack refer to.
 	// +kubebuilder:validation:MinLength=1
@@ -86,6 +92,7 @@ type TopologyLevel struct {
 	Name string `json:"name"`
 	// nodeLabelKey is the node label whose value names a domain of this level.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
 	// +required
 	NodeLabelKey string `json:"nodeLabelKey"`
 }
@@ -94,6 +101,7 @@ type TopologyLevel struct {
 type PairingSpec struct {
 	// domain is the name of a level.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	// +required
 	Domain string `json:"domain"`
 	// enforcement says whether a transfer may leave the domain.

@@ -55,7 +55,9 @@ type PoolRolloutSpec struct {
 
 // RoleSpec is one half of a pool.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.tensorParallelSize) ? self.tensorParallelSize : 1) % (has(self.nodesPerReplica) ? self.nodesPerReplica : 1) == 0",message="nodesPerReplica must divide tensorParallelSize"
+// +kubebuilder:validation:XValidation:rule="(has(self.tensorParallelSize) ? self.tensorParallelSize : 1) % (has(self.nodesPerReplica) ? self.nodesPerReplica : 1) == 0",message="nodesPerReplica does not divide tensorParallelSize, so pods would have unequal numbers of GPUs: choose a divisor",fieldPath=".nodesPerReplica"
+// +kubebuilder:validation:XValidation:rule="!has(self.template) || !has(self.template.spec) || ((!has(self.template.spec.containers) || self.template.spec.containers.all(c, !(c.name in ['engine', 'kvc-sidecar']) || (!has(c.command) && !has(c.args)))) && (!has(self.template.spec.initContainers) || self.template.spec.initContainers.all(c, !(c.name in ['engine', 'kvc-sidecar']) || (!has(c.command) && !has(c.args)))))",message="template gives the engine or kvc-sidecar container a command or args, which the operator renders: remove them; use engine.extraArgs",fieldPath=".template"
+// +kubebuilder:validation:XValidation:rule="!has(self.template) || !has(self.template.metadata) || !has(self.template.metadata.labels) || self.template.metadata.labels.all(k, !k.startsWith('kvc.dev/'))",message="template.metadata.labels has a label of kvc.dev, which belongs to the operator: remove it",fieldPath=".template"
 type RoleSpec struct {
 	// replicas are engine instances, not pods. Used with scaling.mode Static;
 	// otherwise it seeds the first value. 0 on prefill means Unified. Defaults to
@@ -142,7 +144,9 @@ type ScalingSpec struct {
 
 // RoleRolloutSpec bounds a rollout inside a role.
 //
-// +kubebuilder:validation:XValidation:rule="!((has(self.maxUnavailable) ? string(self.maxUnavailable) : '0') in ['0', '0%'] && has(self.maxSurge) && string(self.maxSurge) in ['0', '0%'])",message="maxUnavailable and maxSurge are both 0: nothing could ever move"
+// +kubebuilder:validation:XValidation:rule="!has(self.maxUnavailable) || (type(self.maxUnavailable) == int ? int(self.maxUnavailable) >= 0 : string(self.maxUnavailable).matches('^0*(100|[0-9]{1,2})%$'))",message="maxUnavailable is neither a number of 0 or more nor a percentage of at most 100%: write one such as 1 or 25%",fieldPath=".maxUnavailable"
+// +kubebuilder:validation:XValidation:rule="!has(self.maxSurge) || (type(self.maxSurge) == int ? int(self.maxSurge) >= 0 : string(self.maxSurge).matches('^0*(100|[0-9]{1,2})%$'))",message="maxSurge is neither a number of 0 or more nor a percentage of at most 100%: write one such as 1 or 25%",fieldPath=".maxSurge"
+// +kubebuilder:validation:XValidation:rule="!((has(self.maxUnavailable) ? string(self.maxUnavailable) : '0').matches('^0+%?$') && has(self.maxSurge) && string(self.maxSurge).matches('^0+%?$'))",message="maxSurge is 0 and so is maxUnavailable, so nothing could ever move: set one of them to 1 or more",fieldPath=".maxSurge"
 type RoleRolloutSpec struct {
 	// maxUnavailable is how many replicas may be missing, a number or a percentage.
 	// +kubebuilder:validation:XIntOrString
@@ -186,7 +190,7 @@ const (
 
 // DrainSpec is how a replica leaves.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.softTimeoutSeconds) ? self.softTimeoutSeconds : 300) <= (has(self.hardTimeoutSeconds) ? self.hardTimeoutSeconds : 1800)",message="softTimeoutSeconds is longer than hardTimeoutSeconds"
+// +kubebuilder:validation:XValidation:rule="(has(self.softTimeoutSeconds) ? self.softTimeoutSeconds : 300) <= (has(self.hardTimeoutSeconds) ? self.hardTimeoutSeconds : 1800)",message="softTimeoutSeconds (default 300) is longer than hardTimeoutSeconds (default 1800): shorten it or raise the hard one",fieldPath=".softTimeoutSeconds"
 type DrainSpec struct {
 	// policy is what to wait for. Defaults to InFlight on prefill and to
 	// SessionResidency on decode.
@@ -229,7 +233,7 @@ const (
 // RecoverySpec is how a failed replica comes back: as a new incarnation, after
 // a delay that doubles from base to max.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.baseDelaySeconds) ? self.baseDelaySeconds : 30) <= (has(self.maxDelaySeconds) ? self.maxDelaySeconds : 600)",message="baseDelaySeconds is longer than maxDelaySeconds"
+// +kubebuilder:validation:XValidation:rule="(has(self.baseDelaySeconds) ? self.baseDelaySeconds : 30) <= (has(self.maxDelaySeconds) ? self.maxDelaySeconds : 600)",message="baseDelaySeconds (default 30) is longer than maxDelaySeconds (default 600): shorten it or raise the other",fieldPath=".baseDelaySeconds"
 type RecoverySpec struct {
 	// scope is what is recreated.
 	// +kubebuilder:default=Replica
@@ -249,9 +253,10 @@ type RecoverySpec struct {
 
 // PackSpec names the level whose domain holds all pods of a replica.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.required) != has(self.preferred)",message="pack takes either required or preferred"
+// +kubebuilder:validation:XValidation:rule="(has(self.required) && size(self.required) > 0) != (has(self.preferred) && size(self.preferred) > 0)",message="pack takes either required or preferred: keep one"
 type PackSpec struct {
 	// required is a level that must not be left.
+	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Required string `json:"required,omitempty"`
 	// preferred is a level that may be left when there is no room.

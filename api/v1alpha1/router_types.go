@@ -5,6 +5,9 @@ import (
 )
 
 // RouterSpec is the HTTP front of a pool.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.template) || !has(self.template.spec) || ((!has(self.template.spec.containers) || self.template.spec.containers.all(c, !(c.name in ['engine', 'kvc-sidecar']) || (!has(c.command) && !has(c.args)))) && (!has(self.template.spec.initContainers) || self.template.spec.initContainers.all(c, !(c.name in ['engine', 'kvc-sidecar']) || (!has(c.command) && !has(c.args)))))",message="template gives the engine or kvc-sidecar container a command or args, which the operator renders: remove them; use engine.extraArgs",fieldPath=".template"
+// +kubebuilder:validation:XValidation:rule="!has(self.template) || !has(self.template.metadata) || !has(self.template.metadata.labels) || self.template.metadata.labels.all(k, !k.startsWith('kvc.dev/'))",message="template.metadata.labels has a label of kvc.dev, which belongs to the operator: remove it",fieldPath=".template"
 type RouterSpec struct {
 	// replicas are routers. They share nothing, so any of them serves any turn.
 	// +kubebuilder:validation:Minimum=0
@@ -39,15 +42,19 @@ type RouterSpec struct {
 }
 
 // RouterSession says where a request names its session.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.headers) || self.headers.all(h, h.matches('^[-A-Za-z0-9]+$'))",message="router.session.headers: a header name has letters, digits and - only; write one such as x-session-id",fieldPath=".headers"
 type RouterSession struct {
 	// headers are tried in order. Case does not matter, nor - against _.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=256
 	// +optional
 	Headers []string `json:"headers,omitempty"`
 	// bodyFields are top-level JSON members, tried in order after the headers.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MinLength=1
 	// +optional
 	BodyFields []string `json:"bodyFields,omitempty"`
 	// ttlSeconds is how long after its last turn a session counts as one that

@@ -15,6 +15,8 @@ const (
 )
 
 // RoutingSpec holds the constants of Algorithms 1–3.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.blockBytes) || self.blockBytes == 96",message="routing.blockBytes can only be 96, which is what block format kvc-b96-v1 knows: remove it",fieldPath=".blockBytes"
 type RoutingSpec struct {
 	// preset is Corrected, or Paper to measure the published pseudocode.
 	// +kubebuilder:default=Corrected
@@ -22,8 +24,6 @@ type RoutingSpec struct {
 	Preset RoutingPreset `json:"preset,omitempty"`
 	// blockBytes is the length of a prompt block, about 24 tokens. Immutable;
 	// block format kvc-b96-v1 knows only 96.
-	// +kubebuilder:validation:Minimum=96
-	// +kubebuilder:validation:Maximum=96
 	// +kubebuilder:default=96
 	// +optional
 	BlockBytes *int32 `json:"blockBytes,omitempty"`
@@ -76,7 +76,7 @@ type RoutingSpec struct {
 // AdmissionSpec bounds one admission question. These are network deadlines:
 // KVC_TIME_SCALE does not touch them.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.hedgeAfterMilliseconds) ? self.hedgeAfterMilliseconds : 10) <= (has(self.timeoutMilliseconds) ? self.timeoutMilliseconds : 50)",message="hedgeAfterMilliseconds is longer than timeoutMilliseconds"
+// +kubebuilder:validation:XValidation:rule="!has(self.hedgeAfterMilliseconds) || self.hedgeAfterMilliseconds <= (has(self.timeoutMilliseconds) ? self.timeoutMilliseconds : 50)",message="hedgeAfterMilliseconds is longer than timeoutMilliseconds (default 50): shorten it, or set both equal to never hedge",fieldPath=".hedgeAfterMilliseconds"
 type AdmissionSpec struct {
 	// timeoutMilliseconds is when an unanswered question counts as unknown.
 	// Unknown is never a reject.
@@ -86,10 +86,10 @@ type AdmissionSpec struct {
 	// +optional
 	TimeoutMilliseconds *int32 `json:"timeoutMilliseconds,omitempty"`
 	// hedgeAfterMilliseconds is when a second worker is asked as well. Never
-	// longer than the timeout; equal to it means never.
+	// longer than the timeout; equal to it means never. Defaults to 10, or to the
+	// timeout when that is shorter.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=60000
-	// +kubebuilder:default=10
 	// +optional
 	HedgeAfterMilliseconds *int32 `json:"hedgeAfterMilliseconds,omitempty"`
 }

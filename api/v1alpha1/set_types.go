@@ -18,6 +18,8 @@ import (
 // +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.drainingReplicas`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Revision",type=string,JSONPath=`.status.currentRevision`,priority=1
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 50",message="metadata.name is longer than 50 characters: shorten it, since pod names and labels add to it"
+// +kubebuilder:validation:XValidation:rule="!self.metadata.name.contains('.')",message="metadata.name has a dot, which names of Services may not have: write - instead"
 type PrefillSet struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object metadata.
@@ -54,6 +56,8 @@ type PrefillSetList struct {
 // +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.drainingReplicas`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Revision",type=string,JSONPath=`.status.currentRevision`,priority=1
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 50",message="metadata.name is longer than 50 characters: shorten it, since pod names and labels add to it"
+// +kubebuilder:validation:XValidation:rule="!self.metadata.name.contains('.')",message="metadata.name has a dot, which names of Services may not have: write - instead"
 type DecodeSet struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object metadata.
@@ -79,6 +83,8 @@ type DecodeSetList struct {
 
 // SetSpec is what a set of workers should be. The pool controller writes all of
 // it but replicas, which belongs to whoever scales the role.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.template.spec) && has(self.template.spec.containers) && size(self.template.spec.containers) > 0",message="template.spec.containers is empty: a set needs a complete pod template, with the engine container at least",fieldPath=".template"
 type SetSpec struct {
 	// replicas are engine instances, not pods.
 	// +kubebuilder:validation:Minimum=0

@@ -17,13 +17,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getenv(asSidecar) != "" {
-		main()
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func environment(t *testing.T, change map[string]string) {
 	t.Helper()

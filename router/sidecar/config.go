@@ -38,10 +38,7 @@ type Config struct {
 	QueueWait    time.Duration // how long one may wait: 30 s
 	AbortCap     time.Duration // longest deferral of an abort: 30 s
 	Grace        time.Duration // termination grace that prestop counts from: 300 s
-	Poll         time.Duration // how often /v1/loads is asked: 1 s
-
-	// WritePatience is how long a peer may not read before its turn ends: 60 s.
-	WritePatience time.Duration
+	Poll         time.Duration // /v1/loads and the heartbeat: 1 s
 
 	Log      *slog.Logger
 	Now      func() time.Time
@@ -58,7 +55,6 @@ func (c *Config) setDefaults() {
 	duration(&c.AbortCap, 30*time.Second)
 	duration(&c.Grace, 300*time.Second)
 	duration(&c.Poll, time.Second)
-	duration(&c.WritePatience, time.Minute)
 	if c.TimeScale == 0 {
 		c.TimeScale = 1
 	}

@@ -23,12 +23,9 @@ import (
 // cache survives a process, and what does not survive a node neither does the
 // engine. An unreadable one costs a new epoch, never a wrong belief.
 const (
-	journalName = "ledger.v1"
-	// Between two writes passes journalDuty times what the last one took, within
-	// these bounds: what a kill -9 can lose.
-	journalDuty     = 5
-	minJournalPause = 20 * time.Millisecond
-	maxJournalPause = 250 * time.Millisecond
+	journalName    = "ledger.v1"
+	journalPause   = 20 * time.Millisecond // at least, between two writes
+	journalDutyInv = 20                    // and at least 20 times as long as the last one took
 )
 
 // seqLeap keeps a feed's numbers of one epoch growing over a restart, and keeps
@@ -133,7 +130,7 @@ func (s *Sidecar) keepJournal(ctx context.Context) {
 		}
 		started := time.Now()
 		s.writeJournal()
-		pause := min(max(journalDuty*time.Since(started), minJournalPause), maxJournalPause)
+		pause := max(journalPause, journalDutyInv*time.Since(started))
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

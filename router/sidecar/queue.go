@@ -33,10 +33,10 @@ func (b *book) join(ctx context.Context, t *turn, limit int, wait time.Duration)
 		}
 		return w.reason, nil
 	case <-ctx.Done():
-		if b.leave(w) {
-			return kvc.ReasonNone, ctx.Err()
+		if !b.leave(w) { // it began in this very moment
+			b.end(t, kvc.Usage{}, kvc.OutcomeCancelled)
 		}
-		return w.reason, nil // it began in this very moment; run ends it
+		return kvc.ReasonNone, ctx.Err()
 	}
 }
 

@@ -16,6 +16,8 @@ const (
 	relayBuffer    = 32 << 10
 	maxErrorBody   = 1 << 20  // an engine's own error passes up to here (wire.md §9)
 	maxObserved    = 16 << 20 // of a whole answer, kept to read its usage
+	writeDeadline  = 60 * time.Second
+	deadlineLapse  = 5 * time.Second // how often the write deadline is moved
 	eventStreamTyp = "text/event-stream"
 )
 
@@ -32,9 +34,8 @@ type relay struct {
 
 	out []byte // drop: the events to write
 
-	onBytes  func() error  // called before each write; an error ends the relay
-	patience time.Duration // with a peer that stopped reading; 0 = none
-	deadline time.Time     // when the write deadline is moved next; real time
+	onBytes  func() error // called before each write; an error ends the relay
+	deadline time.Time    // when the write deadline is moved next; real time
 }
 
 // stream relays server-sent events as they come, one flush a read. Without drop
@@ -116,9 +117,9 @@ func (rl *relay) write(w http.ResponseWriter, ctl *http.ResponseController, p []
 	if len(p) == 0 {
 		return nil
 	}
-	if now := time.Now(); rl.patience > 0 && now.After(rl.deadline) {
-		rl.deadline = now.Add(rl.patience / 8)
-		_ = ctl.SetWriteDeadline(now.Add(rl.patience)) // unsupported only by recorders in tests
+	if now := time.Now(); now.After(rl.deadline) {
+		rl.deadline = now.Add(deadlineLapse)
+		_ = ctl.SetWriteDeadline(now.Add(writeDeadline)) // unsupported only by recorders in tests
 	}
 	if _, err := w.Write(p); err != nil {
 		return err

@@ -47,8 +47,7 @@ type engine struct {
 	load     map[string]any
 	requests []seen
 	aborts   []string
-	abortErr int // status of /abort_request, 0 = 200
-	onAbort  func()
+	abortErr int                                                               // status of /abort_request, 0 = 200
 	turn     func(w http.ResponseWriter, r *http.Request, body map[string]any) // of the test
 	probe    func(path string) int                                             // status of do_local_prefill probes
 	native   http.HandlerFunc
@@ -101,12 +100,6 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/abort_request":
 		var in struct{ Rid string }
 		_ = json.NewDecoder(r.Body).Decode(&in)
-		e.mu.Lock()
-		hook := e.onAbort
-		e.mu.Unlock()
-		if hook != nil {
-			hook()
-		}
 		e.note(func() {
 			e.aborts = append(e.aborts, in.Rid)
 			if e.abortErr != 0 {

@@ -35,7 +35,7 @@ func (t *turn) run(w http.ResponseWriter, r *http.Request) {
 	stop := context.AfterFunc(r.Context(), t.stop)
 	defer stop()
 
-	rl := &relay{onBytes: t.onBytes, patience: t.s.cfg.WritePatience}
+	rl := &relay{onBytes: t.onBytes}
 	outcome := kvc.OutcomeError
 	defer func() { t.finish(rl, outcome) }()
 
@@ -44,11 +44,7 @@ func (t *turn) run(w http.ResponseWriter, r *http.Request) {
 		refusal.write(w)
 		return
 	}
-	if r.Context().Err() != nil { // left while it waited for its place
-		outcome = kvc.OutcomeCancelled
-		return
-	}
-	rl.drop, t.sent = e.usage, true
+	rl.drop = e.usage
 	resp, err := t.s.forward(ctx, r, e.apply(t.body))
 	if err != nil {
 		outcome = t.unanswered(w, err)
@@ -222,7 +218,7 @@ func (t *turn) finish(rl *relay, o kvc.Outcome) {
 		t.cap.Stop()
 	}
 	t.mu.Unlock()
-	if o == kvc.OutcomeCancelled && t.sent {
+	if o == kvc.OutcomeCancelled {
 		t.abort()
 	}
 	if t.s.evidence(t, &rl.obs, o) {

@@ -34,7 +34,6 @@ type turn struct {
 	expected kvc.Expectation
 	ledger   *kvc.Ledger
 	began    time.Time
-	sent     bool // the engine may know of it
 
 	// The engine's request, which outlives the client when its abort is deferred.
 	cancel    context.CancelFunc
