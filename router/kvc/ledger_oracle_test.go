@@ -3,6 +3,7 @@ package kvc
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -117,12 +118,7 @@ func (o *oracle) isResident(found []*node, s *session) bool {
 	if s == nil || s.leaf == o.l.root {
 		return false
 	}
-	for _, n := range found {
-		if n == s.leaf {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(found, s.leaf)
 }
 
 // verdict is Algorithm 2.
