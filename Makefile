@@ -68,16 +68,12 @@ fuzz: ## Run every fuzzer for FUZZTIME (default 20s) each.
 	./hack/fuzz.sh $(FUZZTIME)
 
 .PHONY: independent
-independent: ## Let SGLang's own router and the openai client read the emulators (needs Python, PyPI).
+independent: ## Let SGLang's own router and the openai client use our side (needs Python and PyPI).
 	./hack/independent.sh
 
 .PHONY: bench
 bench: ## Run the benchmarks.
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
-
-.PHONY: independent
-independent: build ## Drive the emulator and router with SGLang's own router and the OpenAI client (needs Python and PyPI).
-	./hack/independent.sh
 
 .PHONY: clean
 clean: ## Remove what build made.

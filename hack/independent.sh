@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Lets programs that we did not write read our side of SGLang's contract:
 # SGLang's own router (the sglang-router wheel, and the mini load balancer in
-# it) drives the emulators in PD mode, and the openai client talks to them.
+# it) drives the emulators in PD mode, and the openai client talks to them and
+# to a whole pool behind our router.
 #
 #   hack/independent.sh            set up, then run test/independent
 #   hack/independent.sh --setup    only set up; prints the Python to use
