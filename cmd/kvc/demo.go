@@ -121,7 +121,7 @@ func (d *demo) defaultScale() float64 {
 	if os.Getenv(v1alpha1.EnvTimeScale) != "" {
 		return envTimeScale()
 	}
-	const secondsPerTurn, wanted, least, most = 80, 34, 10, 500
+	const secondsPerTurn, wanted, least, most = 80, 34, 10, 250
 	seconds := secondsPerTurn * float64(max(1, d.w.turns)) / float64(max(1, d.w.concurrency))
 	return float64(int(min(most, max(least, seconds/wanted))))
 }
