@@ -11,6 +11,7 @@ import (
 	"net/textproto"
 	"net/url"
 	"strings"
+	"sync/atomic"
 )
 
 const maxAnswer = 1 << 20
@@ -74,15 +75,18 @@ func (c *Client) SetState(ctx context.Context, base string, s State) error {
 
 // Hint reports whether 103 Early Hints survive the way to the sidecar (wire.md
 // §3). Without them only the RPC may be used.
-func (c *Client) Hint(ctx context.Context, base string) (ok bool, err error) {
+func (c *Client) Hint(ctx context.Context, base string) (bool, error) {
+	var hinted atomic.Bool // a late 103 may come when the call has given up
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
-			ok = ok || code == http.StatusEarlyHints && h.Get(HeaderHint) == WireVersion
+			if code == http.StatusEarlyHints && h.Get(HeaderHint) == WireVersion {
+				hinted.Store(true)
+			}
 			return nil
 		},
 	})
-	err = c.call(ctx, http.MethodGet, base+PathHint, nil, nil)
-	return ok && err == nil, err
+	err := c.call(ctx, http.MethodGet, base+PathHint, nil, nil)
+	return hinted.Load() && err == nil, err
 }
 
 func (c *Client) call(ctx context.Context, method, target string, body []byte, into any) error {

@@ -289,7 +289,7 @@ func (p *Pool) Eventually(what string, ok func() bool) {
 // Do sends a request and reads the whole answer.
 func (p *Pool) Do(r Request) Answer {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 6*Patience)
 	defer cancel()
 	resp, err := p.Client.Do(r.build(ctx, p.t, p.Base))
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 
 // Patience bounds every wait for something that has to happen; it is long
 // because test machines are slow, and never reached when the test passes.
-const Patience = 20 * time.Second
+const Patience = 30 * time.Second
 
 // Script answers one turn.
 type Script func(*Exchange)
