@@ -38,7 +38,7 @@ test: ## Run every test with the race detector.
 
 .PHONY: envtest
 envtest: ## Run the suites against a real API server.
-	$(ENVTEST) $(GO) test -timeout 20m $(TEST_FLAGS) ./test/envtest/...
+	$(ENVTEST) $(GO) test -timeout 20m ./test/envtest/... $(TEST_FLAGS)
 
 .PHONY: deflake
 deflake: ## Run the tests of PKG (default: all) ten times.

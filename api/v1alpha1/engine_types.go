@@ -194,6 +194,7 @@ type EngineSpec struct {
 	// field stands for, flags that SGLang removed and dp-size above 1 are refused.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=128
+	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=2048
 	// +optional
 	ExtraArgs []string `json:"extraArgs,omitempty"`

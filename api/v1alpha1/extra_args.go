@@ -61,6 +61,10 @@ func validateExtraArgs(s *KVCPoolSpec, at *field.Path) field.ErrorList {
 	args := s.Engine.ExtraArgs
 	for i, arg := range args {
 		flag, value, hasValue := strings.Cut(arg, "=")
+		if arg == "" {
+			errs = append(errs, field.Invalid(at.Index(i), arg, "is empty; remove it"))
+			continue
+		}
 		if !strings.HasPrefix(flag, "-") {
 			if i == 0 || !strings.HasPrefix(args[i-1], "-") || strings.Contains(args[i-1], "=") {
 				errs = append(errs, field.Invalid(at.Index(i), arg, "a flag starts with --; write --flag=value"))

@@ -1,6 +1,7 @@
 package envtest
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -67,8 +67,10 @@ func strict() client.CreateOption { return client.FieldValidation(metav1.FieldVa
 // decode turns what the server stored into a type.
 func decode[T any](u *unstructured.Unstructured) *T {
 	GinkgoHelper()
+	data, err := u.MarshalJSON()
+	Expect(err).NotTo(HaveOccurred())
 	out := new(T)
-	Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, out)).To(Succeed())
+	Expect(json.Unmarshal(data, out)).To(Succeed())
 	return out
 }
 

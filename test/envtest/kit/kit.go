@@ -67,8 +67,11 @@ func Scheme() *k8sruntime.Scheme {
 // Start starts the server and installs config/crd/bases. Stop it.
 func Start() (*Env, error) {
 	e := &Env{Scheme: Scheme(), env: &envtest.Environment{
-		CRDDirectoryPaths:        []string{filepath.Join(Root(), "config", "crd", "bases")},
-		ErrorIfCRDPathMissing:    true,
+		CRDInstallOptions: envtest.CRDInstallOptions{
+			Paths:              []string{filepath.Join(Root(), "config", "crd", "bases")},
+			ErrorIfPathMissing: true,
+			MaxTime:            startTimeout, // a CRD of 220 kB with 70 rules takes long to compile on a busy machine
+		},
 		ControlPlaneStartTimeout: startTimeout,
 		ControlPlaneStopTimeout:  time.Minute,
 	}}
