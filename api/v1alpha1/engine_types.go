@@ -26,7 +26,7 @@ const (
 // ModelSpec is what is served.
 //
 // +kubebuilder:validation:XValidation:rule="size(self.name.trim()) > 0",message="model.name is blank: name the model, such as Qwen/Qwen3-32B",fieldPath=".name"
-// +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') != 'PVC' || (has(self.claimName) && size(self.claimName) > 0)",message="model.source PVC needs model.claimName, the claim that holds the weights",fieldPath=".claimName"
+// +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') != 'PVC' || (has(self.claimName) && size(self.claimName) > 0)",message="model.claimName is missing: name the claim that holds the weights of source PVC",fieldPath=".claimName"
 // +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') == 'PVC' || !(has(self.claimName) && size(self.claimName) > 0)",message="model.claimName belongs to source PVC: set source to PVC, or use cache.claimName to keep downloads",fieldPath=".claimName"
 // +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') == 'HuggingFace' || (has(self.path) && self.path.startsWith('/'))",message="model.path is missing or relative: this source needs the absolute directory of the weights",fieldPath=".path"
 // +kubebuilder:validation:XValidation:rule="(has(self.source) ? self.source : 'HuggingFace') != 'HuggingFace' || !(has(self.path) && size(self.path) > 0)",message="model.path is of no use to HuggingFace, which downloads by name: remove it, or set source to PVC, HostPath or Image",fieldPath=".path"

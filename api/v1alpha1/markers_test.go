@@ -233,6 +233,80 @@ func TestEnumsAreThoseOfTheMarkers(t *testing.T) {
 	}
 }
 
+// rules joins the CEL rules of a type.
+func rules(t *testing.T, typ string) string {
+	t.Helper()
+	var out []string
+	for _, m := range markers(t)[typ] {
+		if r, ok := strings.CutPrefix(m, "validation:XValidation:rule="); ok {
+			out = append(out, r)
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("%s has no rule: the test tests nothing", typ)
+	}
+	return strings.Join(out, "\n")
+}
+
+// What a rule spells out is spelt as in Go; a rule cannot refer to a constant.
+func TestRulesNameWhatTheCodeNames(t *testing.T) {
+	engine := rules(t, "EngineSpec")
+	for flag := range ownedFlags() {
+		if !strings.Contains(engine, "'"+flag+"'") {
+			t.Errorf("the rules of EngineSpec.extraArgs let %s through, which is owned", flag)
+		}
+	}
+	for _, flag := range removedFlags() {
+		if !strings.Contains(engine, "'"+flag+"'") {
+			t.Errorf("the rules of EngineSpec.extraArgs let %s through, which is removed", flag)
+		}
+	}
+	for _, flag := range rankFlags() {
+		if name := strings.TrimPrefix(flag, "--"); !strings.Contains(engine, "("+name+"|") &&
+			!strings.Contains(engine, "|"+name+"|") && !strings.Contains(engine, "|"+name+")") {
+			t.Errorf("the rules of EngineSpec.extraArgs let %s through, which is a rank", flag)
+		}
+	}
+	if !strings.Contains(engine, "'"+DefaultSGLangImage+"'") {
+		t.Errorf("the rule of EngineSpec.directPath does not know the stock image %s", DefaultSGLangImage)
+	}
+	for _, typ := range []string{"RoleSpec", "RouterSpec"} {
+		if got := rules(t, typ); !strings.Contains(got, "'"+ContainerEngine+"', '"+ContainerSidecar+"'") ||
+			!strings.Contains(got, "'"+Group+"/'") {
+			t.Errorf("the rules of %s.template do not know our containers and labels", typ)
+		}
+	}
+	if got := rules(t, "KVCPool"); !strings.Contains(got, "<= "+strconv.Itoa(maxPoolName)) {
+		t.Error("the rule of KVCPool.metadata.name has another bound than Validate")
+	}
+}
+
+// A refusal is of use when it says what to do: a rule's message has a colon or a
+// semicolon between what is wrong and the remedy.
+func TestEveryRuleNamesARemedy(t *testing.T) {
+	met := 0
+	for typ, list := range markers(t) {
+		for _, m := range list {
+			if !strings.HasPrefix(m, "validation:XValidation:") {
+				continue
+			}
+			met++
+			_, message, _ := strings.Cut(m, `,message="`)
+			message, _, _ = strings.Cut(message, `"`)
+			what, remedy, ok := strings.Cut(message, ": ")
+			if !ok {
+				what, remedy, ok = strings.Cut(message, ", such as ")
+			}
+			if !ok || what == "" || remedy == "" {
+				t.Errorf("%s: %q names no remedy", typ, message)
+			}
+		}
+	}
+	if met < 50 {
+		t.Errorf("only %d rules met", met)
+	}
+}
+
 // setByPath stores a value at a field path.
 func setByPath(t *testing.T, p *KVCPool, path string, value any) {
 	t.Helper()

@@ -320,7 +320,7 @@ func TestValidateExtraArgs(t *testing.T) {
 			[]string{"--speculative-algorithm", "EAGLE"},
 			"SGLang refuses speculative decoding",
 		},
-		"nothing": {[]string{"--log-level", ""}, "engine.extraArgs[1]: Invalid value: \"\": is empty; remove it"},
+		"nothing":                {[]string{"--log-level", ""}, "engine.extraArgs[1]: Invalid value: \"\": is empty; remove it"},
 		"a value without a flag": {[]string{"600000"}, "a flag starts with --; write --flag=value"},
 		"a value too many":       {[]string{"--max-total-tokens=5", "5"}, "a flag starts with --"},
 	}
