@@ -26,6 +26,7 @@ import (
 // options are the parsed and checked command line.
 type options struct {
 	fleetFile   string
+	fleet       *fleet.File // as it was at the start
 	listen      string
 	adminListen string
 	routingFile string
@@ -104,7 +105,7 @@ func (r *raw) check(f *pflag.FlagSet, stderr io.Writer) error {
 	case f.Changed("kvcache-direct-max-uncached-tokens") && r.maxAppend < 1:
 		return errors.New("--kvcache-direct-max-uncached-tokens: has to be 1 or more")
 	}
-	if err := checkFleet(r.fleetFile); err != nil {
+	if r.fleet, err = readFleet(r.fleetFile); err != nil {
 		return err
 	}
 	if r.proxy.TimeScale, err = timeScale(os.Getenv("KVC_TIME_SCALE")); err != nil {
@@ -117,17 +118,17 @@ func (r *raw) check(f *pflag.FlagSet, stderr io.Writer) error {
 	return r.params()
 }
 
-// checkFleet reads the fleet file once before anything listens, so that a bad
-// one is a clear refusal to start.
-func checkFleet(path string) error {
+// readFleet reads the fleet file once before anything listens, so that a bad
+// one is a clear refusal to start and no early request finds an empty fleet.
+func readFleet(path string) (*fleet.File, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("--fleet %s: no such file; `kvc up` writes one", path)
+		return nil, fmt.Errorf("--fleet %s: no such file; `kvc up` writes one", path)
 	}
-	if err == nil {
-		_, err = fleet.Parse(path, data)
+	if err != nil {
+		return nil, err
 	}
-	return err
+	return fleet.Parse(path, data)
 }
 
 // params works out the constants: preset, then routing file, then flags.

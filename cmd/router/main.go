@@ -56,6 +56,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	// The files and the admin port outlive the signal: streams are still running.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	p.Apply(o.fleet)
 	var g errgroup.Group
 	dataServer, adminServer := newServer(p.Handler(), o.log), newServer(p.Admin(), o.log)
 	failed := make(chan struct{})

@@ -42,7 +42,8 @@ func TestUnknownRoutesAreRefused(t *testing.T) {
 	p, d := unified(t, testOptions())
 	for _, path := range []string{"/flush_cache", "/abort_request", "/update_weights_from_disk", "/pause_generation",
 		"/start_profile", "/get_server_info", "/server_info", "/pd_role_switch", "/metrics", "/debug/pprof/",
-		"/kvc/v1/status", "/kvc/v1/explain", "/admit_direct_append", "/v1/responses", "/v1/chat/completions/", "/"} {
+		"/kvc/v1/status", "/kvc/v1/explain", "/admit_direct_append", "/v1/responses", "/v1/chat/completions/", "/",
+		"//v1/chat/completions", "/v1//chat/completions", "/v1/./models", "/v1/models/..", "/v1/models/../../flush_cache"} {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
 			req, err := http.NewRequest(method, p.srv.URL+path, strings.NewReader("{}"))
 			if err != nil {

@@ -139,6 +139,9 @@ func TestRefusedMembers(t *testing.T) {
 		"a model that is no string":   {"/v1/chat/completions", `{"model":7,"messages":[]}`, 400, "model"},
 		"n on chat":                   {"/v1/chat/completions", `{"model":"m","n":3,"messages":[]}`, 400, "n"},
 		"n written as 2.0":            {"/v1/chat/completions", `{"model":"m","n":2.0,"messages":[]}`, 400, "n"},
+		"n written as a string":       {"/v1/chat/completions", `{"model":"m","n":"2","messages":[]}`, 400, "n"},
+		"n beyond every integer":      {"/v1/completions", `{"model":"m","n":99999999999999999999,"prompt":"x"}`, 400, "n"},
+		"a string n on /generate":     {"/generate", `{"text":"x","sampling_params":{"n":"2"}}`, 400, "sampling_params.n"},
 		"best_of on completions":      {"/v1/completions", `{"model":"m","best_of":2,"prompt":"x"}`, 400, "best_of"},
 		"several prompts":             {"/v1/completions", `{"model":"m","prompt":["a","b"]}`, 400, "prompt"},
 		"several id prompts":          {"/v1/completions", `{"model":"m","prompt":[[1],[2]]}`, 400, "prompt"},
@@ -156,6 +159,7 @@ func TestRefusedMembers(t *testing.T) {
 	}
 	for name, tc := range map[string]struct{ path, body string }{
 		"n of 1":           {"/v1/chat/completions", `{"model":"m","n":1,"messages":[]}`},
+		"n of null":        {"/v1/chat/completions", `{"model":"m","n":null,"messages":[]}`},
 		"one id prompt":    {"/v1/completions", `{"model":"m","prompt":[1,2,3]}`},
 		"ids on /generate": {"/generate", `{"input_ids":[1,2,3],"sampling_params":{"n":1}}`},
 	} {
@@ -163,8 +167,8 @@ func TestRefusedMembers(t *testing.T) {
 			t.Errorf("%s: %d %s", name, a.code, a.body)
 		}
 	}
-	if n := len(d.seen()); n != 3 {
-		t.Errorf("%d turns reached D, want the 3 good ones", n)
+	if n := len(d.seen()); n != 4 {
+		t.Errorf("%d turns reached D, want the 4 good ones", n)
 	}
 	u, _ := unified(t, testOptions())
 	if a := u.post("/v1/chat/completions", `{"model":"m","n":3,"messages":[]}`); a.code != 200 {

@@ -45,6 +45,7 @@ func (p *Proxy) Apply(f *fleet.File) {
 	for _, w := range started {
 		p.follow(w)
 	}
+	p.settle()
 	p.log.Info("fleet applied", "workers", len(f.Workers), "new", len(started))
 }
 
@@ -213,6 +214,8 @@ func (s *sink) Load(l feed.Load) {
 // Trusted says whether the residency may be believed.
 func (s *sink) Trusted(ok bool, cause feed.Cause) {
 	s.p.state.SetTrusted(s.w.ID, ok)
+	s.w.trusted.Store(ok)
+	s.p.settle()
 	if s.p.worker(s.w.ID) == nil {
 		return // removed: its series are gone
 	}

@@ -401,6 +401,14 @@ func testLog() *slog.Logger {
 
 func newPool(t testing.TB, o Options, ws ...*mockWorker) *pool {
 	t.Helper()
+	p := newStartingPool(t, o, ws...)
+	p.settled()
+	return p
+}
+
+// newStartingPool is a pool whose router may not have read its feeds yet.
+func newStartingPool(t testing.TB, o Options, ws ...*mockWorker) *pool {
+	t.Helper()
 	p := &pool{t: t, proxy: New(o), metrics: o.Metrics,
 		file:   fleet.File{Version: 1, Pool: fleet.Pool{Namespace: "ns", Name: "pool", Model: "m", Aliases: []string{"alias"}}},
 		client: &http.Client{Transport: &http.Transport{DisableCompression: true}}}
@@ -419,7 +427,6 @@ func newPool(t testing.TB, o Options, ws ...*mockWorker) *pool {
 		p.proxy.Close()
 	})
 	p.apply()
-	p.settled()
 	return p
 }
 

@@ -99,6 +99,8 @@ func (p *Proxy) unready() (why []string) {
 		why = append(why, "the fleet has no decode worker")
 	case greeted == 0:
 		why = append(why, "no decode worker has answered yet")
+	case !p.settling.over():
+		why = append(why, "the workers' feeds were not read yet")
 	}
 	return why
 }

@@ -183,10 +183,11 @@ func checkSamples(route block.Route, b *scan.Body, pd bool) *refusal {
 	}
 	for _, key := range [...]string{"n", "best_of"} {
 		v, ok := params(key)
-		if !ok {
+		if !ok || bytes.Equal(v.Raw, []byte("null")) {
 			continue
 		}
-		if n, isInt := scan.ParseInt(v.Raw); isInt && n > 1 {
+		// Engines read "2" and true as numbers too; what is no plain number passes none.
+		if n, isInt := scan.ParseInt(v.Raw); !isInt || n > 1 {
 			return badMember(field+key, field+key+
 				" has to be 1 with disaggregated prefill; send one request for each sample.")
 		}

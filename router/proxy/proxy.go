@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,6 +31,9 @@ type Options struct {
 	IdleTimeout time.Duration // silence of a worker that ends a turn; default 10 min (R12)
 	AskTimeout  time.Duration // an unanswered question is unknown after this; default 50 ms
 	DialTimeout time.Duration // default 3 s
+	// SettleTimeout is how long the first turns wait at most for the feeds of the
+	// first workers; default 2 s.
+	SettleTimeout time.Duration
 	// AsksPerWorker bounds the questions in flight to one worker; default 64 (R81).
 	AsksPerWorker int
 	// KeepBillingHeader turns R125 off.
@@ -58,6 +62,7 @@ func (o *Options) setDefaults() {
 	}
 	def(&o.MaxBody, DefaultMaxBody)
 	def(&o.IdleTimeout, 10*time.Minute)
+	def(&o.SettleTimeout, settleMost)
 	def(&o.AskTimeout, 50*time.Millisecond)
 	def(&o.DialTimeout, 3*time.Second)
 	def(&o.AsksPerWorker, 64)
@@ -92,6 +97,7 @@ type Proxy struct {
 	config    atomic.Pointer[string]
 	fleet     atomic.Pointer[fleet.File]
 	decisions *decisionLog
+	settling  *settling
 
 	mu      sync.Mutex // one change of the fleet at a time
 	workers atomic.Pointer[map[kvc.WorkerID]*worker]
@@ -116,6 +122,7 @@ func New(o Options) *Proxy {
 		state:     state.New(state.Options{Params: o.Params, SessionTTL: o.SessionTTL}),
 		out:       newOutbound(o.Tokens, o.Metrics, o.DialTimeout),
 		decisions: newDecisionLog(),
+		settling:  newSettling(),
 	}
 	p.client = p.out.client()
 	p.session.Store(&o.Session)
@@ -251,7 +258,19 @@ func (p *Proxy) Handler() http.Handler {
 		mux.HandleFunc(path, serveMethod("POST"))
 	}
 	mux.HandleFunc("/v1/models", serveMethod("GET"))
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if unclean(r.URL.Path) {
+			p.serveUnknown(w, r) // the mux would redirect, and few clients send a body twice
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// unclean reports whether a path has empty or dot elements.
+func unclean(path string) bool {
+	return strings.Contains(path, "//") || strings.Contains(path, "/./") || strings.Contains(path, "/../") ||
+		strings.HasSuffix(path, "/.") || strings.HasSuffix(path, "/..")
 }
 
 func (p *Proxy) serveUnknown(w http.ResponseWriter, r *http.Request) {

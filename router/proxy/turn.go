@@ -96,6 +96,7 @@ func (t *turn) accept(route block.Route) *refusal {
 	if refuse != nil {
 		return refuse
 	}
+	p.settling.wait(t.r.Context())
 	if t.prompt, refuse = p.parse(route, body, t.pool, p.disaggregated(route)); refuse != nil {
 		return refuse
 	}

@@ -28,6 +28,8 @@ type worker struct {
 	// hinted is the epoch for which 103 Early Hints are known to arrive.
 	hinted atomic.Pointer[string]
 
+	trusted atomic.Bool // its feed is read and may be believed
+
 	turns runningTurns
 
 	drained      atomic.Bool // the fleet says so
