@@ -10,9 +10,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// crd is a generated CRD in small: a described field, a template with all that
+// fullCRD is a generated CRD in small: a described field, a template with all that
 // a template holds, and a second template deeper down.
-const crd = `
+const fullCRD = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:
@@ -120,9 +120,9 @@ func dig(t *testing.T, node any, path ...string) any {
 	return node
 }
 
-func trimmed(t *testing.T) any {
+func fullTrimmed(t *testing.T) any {
 	t.Helper()
-	out, err := trim([]byte(crd))
+	out, err := trim([]byte(fullCRD))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func trimmed(t *testing.T) any {
 }
 
 func TestTrimKeepsAllThatStandsOutsideATemplate(t *testing.T) {
-	schema := trimmed(t)
+	schema := fullTrimmed(t)
 	for _, c := range []struct {
 		claim string
 		path  []string
@@ -149,7 +149,7 @@ func TestTrimKeepsAllThatStandsOutsideATemplate(t *testing.T) {
 }
 
 func TestTrimStripsEveryTemplateAtAnyDepth(t *testing.T) {
-	schema := trimmed(t)
+	schema := fullTrimmed(t)
 	for _, where := range [][]string{
 		{"properties", "spec", "properties", "template"},
 		{"properties", "spec", "properties", "decode", "properties", "template"},
@@ -188,7 +188,7 @@ func TestTrimStripsEveryTemplateAtAnyDepth(t *testing.T) {
 }
 
 func TestTrimTwiceIsTrimOnce(t *testing.T) {
-	once, err := trim([]byte(crd))
+	once, err := trim([]byte(fullCRD))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestTrimRefusesWhatItCannotMakeSmall(t *testing.T) {
 		"no YAML":                         {"a: [", "parse: "},
 		"no CRD":                          {"kind: ConfigMap\ndata: {}\n", "spec.versions is empty"},
 		"empty":                           {"", "spec.versions is empty"},
-		"too large outside the templates": {strings.Replace(crd, "how many", long, 1), "shorten it"},
+		"too large outside the templates": {strings.Replace(fullCRD, "how many", long, 1), "shorten it"},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			out, err := trim([]byte(c.in))
@@ -220,7 +220,7 @@ func TestTrimRefusesWhatItCannotMakeSmall(t *testing.T) {
 		})
 	}
 	t.Run("the same text inside a template is no problem", func(t *testing.T) {
-		if _, err := trim([]byte(strings.Replace(crd, "one container", long, 1))); err != nil {
+		if _, err := trim([]byte(strings.Replace(fullCRD, "one container", long, 1))); err != nil {
 			t.Error(err)
 		}
 	})
@@ -229,18 +229,18 @@ func TestTrimRefusesWhatItCannotMakeSmall(t *testing.T) {
 func TestRunTrimsAFolderInPlace(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a.yaml", "b.yaml", "notes.txt"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(crd), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(fullCRD), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := run([]string{dir}); err != nil {
 		t.Fatal(err)
 	}
-	want, err := trim([]byte(crd))
+	want, err := trim([]byte(fullCRD))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"a.yaml": string(want), "b.yaml": string(want), "notes.txt": crd} {
+	for name, text := range map[string]string{"a.yaml": string(want), "b.yaml": string(want), "notes.txt": fullCRD} {
 		got, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil || string(got) != text {
 			t.Errorf("%s holds %d bytes, %v; want %d", name, len(got), err, len(text))

@@ -2,7 +2,6 @@ package telemetry
 
 import (
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -91,6 +90,8 @@ type Router struct {
 	conns      *prometheus.GaugeVec
 	inconsist  *prometheus.CounterVec
 	registerMu sync.Mutex
+
+	reasons, causes, refused, sources labelBound
 }
 
 // NewRouter registers every metric on a registry of its own.
@@ -196,7 +197,7 @@ func (m *Router) PinChanges(read func() float64) {
 
 // TurnEnded counts a turn.
 func (m *Router) TurnEnded(mode, reason, outcome string) {
-	m.turns.WithLabelValues(mode, bounded(reason), outcome).Inc()
+	m.turns.WithLabelValues(mode, m.reasons.of(reason), outcome).Inc()
 }
 
 // FirstToken observes a turn's time to its first event.
@@ -237,7 +238,7 @@ func (m *Router) Breaker(worker, kind string, open bool) {
 func (m *Router) Trusted(worker string, yes bool) { m.trusted.WithLabelValues(worker).Set(number(yes)) }
 
 // Untrusted counts a feed that became untrusted.
-func (m *Router) Untrusted(cause string) { m.untrusted.WithLabelValues(bounded(cause)).Inc() }
+func (m *Router) Untrusted(cause string) { m.untrusted.WithLabelValues(m.causes.of(cause)).Inc() }
 
 // WorkerGone deletes a removed worker's series (R105).
 func (m *Router) WorkerGone(worker string) {
@@ -266,10 +267,10 @@ func (m *Router) Requests(by int) { m.requests.Add(float64(by)) }
 func (m *Router) Body(n int) { m.body.Observe(float64(n)) }
 
 // Refused counts a request the router refused itself.
-func (m *Router) Refused(reason string) { m.refusals.WithLabelValues(bounded(reason)).Inc() }
+func (m *Router) Refused(reason string) { m.refusals.WithLabelValues(m.refused.of(reason)).Inc() }
 
 // Session counts where a turn's session came from.
-func (m *Router) Session(source string) { m.sessions.WithLabelValues(bounded(source)).Inc() }
+func (m *Router) Session(source string) { m.sessions.WithLabelValues(m.sources.of(source)).Inc() }
 
 // BillingCut counts a removed billing header block (R125).
 func (m *Router) BillingCut() { m.billing.Inc() }
@@ -297,18 +298,4 @@ func number(b bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-// maxLabel bounds label values that come off the wire.
-const maxLabel = 64
-
-// bounded keeps a wire value usable as a label: values outside the shape of our
-// own closed sets become "other".
-func bounded(s string) string {
-	if len(s) > maxLabel || strings.ContainsFunc(s, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_:./", r)
-	}) {
-		return "other"
-	}
-	return s
 }
