@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -242,12 +243,24 @@ func TestAbortRequestEndsAStream(t *testing.T) {
 }
 
 func TestSIGTERMDrains(t *testing.T) {
-	n := boot(t, Config{TimeScale: 2})
+	var still atomic.Int64 // where the clock stands still, 0 = it runs
+	n := bootWith(t, Config{}, func(s *Server) {
+		runs := s.engine.clock
+		s.engine.clock = func() time.Duration {
+			if at := still.Load(); at != 0 {
+				return time.Duration(at)
+			}
+			return runs()
+		}
+	})
+	t.Cleanup(n.kill)
 	_, rest, hangUp := n.stream("/v1/chat/completions",
-		`{"messages":[{"role":"user","content":"hi"}],"max_tokens":30,"ignore_eos":true,"stream":true}`)
+		`{"messages":[{"role":"user","content":"hi"}],"max_tokens":3000,"ignore_eos":true,"stream":true}`)
 	defer hangUp()
+	still.Store(int64(n.engine.clock())) // until the drain has been seen
 	n.stop()
 	eventually(t, "health says 503", func() bool { return n.get("/health").status == http.StatusServiceUnavailable })
+	still.Store(int64(time.Hour))
 	body, err := io.ReadAll(rest)
 	if err != nil {
 		t.Fatalf("the stream in flight was cut: %v", err)
