@@ -12,9 +12,10 @@ import (
 )
 
 // Every file of config/samples/invalid breaks one rule and says in its first
-// line at which field and with which words it is refused. O63: what cannot work
-// is rejected at apply, and not accepted and silently ignored.
-var _ = Describe("An invalid manifest", func() {
+// line at which field and with which words it is refused. What cannot work is
+// rejected at apply, and not accepted and silently ignored (O63); and the CRD
+// alone does it, so that a missing webhook or its certificate opens no door (O56).
+var _ = Describe("O56, O63: without a webhook, an invalid manifest", func() {
 	for _, name := range files("invalid/*.yaml") {
 		It("is refused by the API server: "+strings.TrimSuffix(filepath.Base(name), ".yaml"), func(ctx SpecContext) {
 			data := read(name)

@@ -74,7 +74,7 @@ var _ = Describe("A set made by hand", func() {
 				Expect(s.Status.Replicas).To(BeEquivalentTo(2))
 			})
 
-			It("O3: takes a number of engine instances through /scale, whatever pods each has", func(ctx SpecContext) {
+			It("O3, O64: takes a number of engine instances through /scale, 0 too, whatever pods each has", func(ctx SpecContext) {
 				u := create(ctx, set(kind, "  replicas: 1\n  nodesPerReplica: 4\n"))
 				for _, n := range []int32{0, 7} {
 					rescale(ctx, u, n)

@@ -5,6 +5,7 @@ package kit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -77,12 +78,13 @@ func Start() (*Env, error) {
 	}}
 	var err error
 	if e.Config, err = e.env.Start(); err != nil {
-		return nil, fmt.Errorf("start the API server and install the CRDs: %w", err)
+		// A CRD that is refused leaves both processes behind.
+		return nil, errors.Join(fmt.Errorf("start the API server and install the CRDs: %w", err), e.env.Stop())
 	}
 	// A suite is one impatient client; the defaults are for many polite ones.
 	e.Config.QPS, e.Config.Burst = 500, 1000
 	if e.Client, err = client.New(e.Config, client.Options{Scheme: e.Scheme}); err != nil {
-		return nil, fmt.Errorf("make a client: %w", err)
+		return nil, errors.Join(fmt.Errorf("make a client: %w", err), e.env.Stop())
 	}
 	return e, nil
 }
