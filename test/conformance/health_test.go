@@ -73,7 +73,7 @@ func TestR67_ClientErrorsOpenNoBreaker(t *testing.T) {
 func TestR80_FailingSideCallsAreNotTheWorkers(t *testing.T) {
 	const deadline = 60 * time.Millisecond
 	failures := map[string]func(w http.ResponseWriter, r *http.Request, q admission.Question){
-		"500":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { w.WriteHeader(500) },
+		"500":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { w.WriteHeader(http.StatusInternalServerError) },
 		"503":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { admission.WriteError(w, 503, "x") },
 		"404":       func(w http.ResponseWriter, r *http.Request, _ admission.Question) { http.NotFound(w, r) },
 		"401":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { admission.WriteError(w, 401, "x") },
@@ -118,7 +118,7 @@ func TestR80_FailingSideCallsAreNotTheWorkers(t *testing.T) {
 // R80: the engine's /abort_request fails; the worker is as good as before.
 func TestR80_FailingAborts(t *testing.T) {
 	for name, fail := range map[string]func(w http.ResponseWriter, r *http.Request){
-		"500":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) },
+		"500":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
 		"no answer": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
 	} {
 		t.Run(name, func(t *testing.T) {
