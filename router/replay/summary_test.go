@@ -180,7 +180,7 @@ func TestNumbersForPeople(t *testing.T) {
 		"1,234,567": count(1234567), "-1,000": count(-1000), "999": count(999), "-12": count(-12),
 		"–": millis(0), "12.3": millis(12.34), "1,235": millis(1234.6),
 		"2.5 s": secondsLabel(2.5), "20 min": secondsLabel(1200), "100 ms": msLabel(100), "3 s": msLabel(3000),
-		"a PR": strings.ReplaceAll(stock("ConditionalAggregation"), "no: PR #34773 or our patch", "a PR"),
+		"a PR": strings.ReplaceAll(stock("ConditionalAggregation"), "no: draft PR #34773", "a PR"),
 	} {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)

@@ -155,7 +155,7 @@ func stock(directPath string) string {
 	case "DeltaTransfer":
 		return "yes (≥ 0.5.16)"
 	case "ConditionalAggregation":
-		return "no: PR #34773 or our patch"
+		return "no: draft PR #34773"
 	case "NativeAdmission":
 		return "no: a patched engine"
 	}
