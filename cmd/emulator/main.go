@@ -1,4 +1,3 @@
-// Command emulator stands in for an SGLang engine where there is no GPU.
 package main
 
 import (

@@ -1,5 +1,3 @@
-// Command kvc is the person's tool: it runs a pool on this machine (up), sends
-// it a workload (bench), shows both at once (demo) and asks why (explain).
 package main
 
 import (

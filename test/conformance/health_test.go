@@ -73,7 +73,9 @@ func TestR67_ClientErrorsOpenNoBreaker(t *testing.T) {
 func TestR80_FailingSideCallsAreNotTheWorkers(t *testing.T) {
 	const deadline = 60 * time.Millisecond
 	failures := map[string]func(w http.ResponseWriter, r *http.Request, q admission.Question){
-		"500":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { w.WriteHeader(http.StatusInternalServerError) },
+		"500": func(w http.ResponseWriter, _ *http.Request, _ admission.Question) {
+			w.WriteHeader(http.StatusInternalServerError)
+		},
 		"503":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { admission.WriteError(w, 503, "x") },
 		"404":       func(w http.ResponseWriter, r *http.Request, _ admission.Question) { http.NotFound(w, r) },
 		"401":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { admission.WriteError(w, 401, "x") },
