@@ -66,23 +66,30 @@ func (t *turn) pause(d time.Duration) bool {
 }
 
 // awaitTurnEnd holds a session's turn back until its cancelled one has ended in
-// the engine (R64); false means that the client left.
+// the engine (R64). False means that the worker is not to be asked: the client
+// left, or the wait cost as much as a reseed elsewhere (a turn cancelled in
+// hand-off may take 30 s to end).
 func (t *turn) awaitTurnEnd(w *worker) bool {
 	ended := w.turns.cancelled(t.req.Session)
 	if ended == nil {
 		return true
 	}
-	timer := time.NewTimer(turnEndWait)
+	timer := time.NewTimer(min(max(t.reseedCost(), turnEndLeast), turnEndWait))
 	defer timer.Stop()
 	select {
 	case <-ended:
 		t.proxy.metrics.Waited(true)
+		return true
 	case <-timer.C:
 		t.proxy.metrics.Waited(false)
 	case <-t.r.Context().Done():
-		return false
 	}
-	return true
+	return false
+}
+
+// reseedCost is what rebuilding the prompt elsewhere would take.
+func (t *turn) reseedCost() time.Duration {
+	return time.Duration(t.req.InputTokens) * t.proxy.state.Params().ReseedCostPerToken
 }
 
 // askDeadline is how long a verdict may take, in real time.
@@ -91,8 +98,7 @@ func (t *turn) askDeadline(home bool) time.Duration {
 	if !home {
 		return short
 	}
-	reseed := time.Duration(t.req.InputTokens) * t.proxy.state.Params().ReseedCostPerToken
-	return max(short, min(reseed, homeAskMost))
+	return max(short, min(t.reseedCost(), homeAskMost))
 }
 
 // askRPC asks by POST /admit_direct_append: the prompt is not uploaded.

@@ -321,6 +321,7 @@ const (
 	// (wire.md §1), and how long a turn that may not have been admitted is
 	// waited for.
 	turnEndWait  = 30 * time.Second
+	turnEndLeast = time.Second
 	turnEndGuess = time.Second
 )
 

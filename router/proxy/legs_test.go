@@ -353,6 +353,39 @@ func TestNextTurnWaitsForTheCancelledOne(t *testing.T) {
 	}
 }
 
+// A cancelled turn that takes long to end does not hold its session for ever:
+// the next turn goes elsewhere, and it is no reject.
+func TestNextTurnGoesElsewhereWhenTheCancelledOneLingers(t *testing.T) {
+	d1, d2 := newMockWorker(t, "decode-0", fleet.Decode), newMockWorker(t, "decode-1", fleet.Decode)
+	p := newPool(t, testOptions(), d1, d2, newMockWorker(t, "prefill-0", fleet.Prefill))
+	d1.hold(key("s"))
+	p.eventually("home known", func() bool { _, ok := p.proxy.state.Home(session.Key("ns", "pool", "s")); return ok })
+	d1.set(func() { d1.play = func(l *leg) { l.hang() } })
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		resp, err := p.client.Do(p.request(ctx, "/v1/chat/completions", []byte(chatBody("s", true)), "x-session-id", "s"))
+		if err == nil {
+			resp.Body.Close()
+		}
+	}()
+	recvLeg(t, d1.arrived, "first turn")
+	cancel()
+	<-ended
+	recvLeg(t, d1.gone, "cancel")
+	start := time.Now()
+	a := p.chat("s", true)
+	if a.code != 200 || a.header.Get(admission.HeaderWorker) != "decode-1" || time.Since(start) > 10*time.Second {
+		t.Errorf("%d on %s after %v", a.code, a.header.Get(admission.HeaderWorker), time.Since(start))
+	}
+	for _, c := range p.proxy.state.Explain(kvc.Request{Session: session.Key("ns", "pool", "s")}, nil).Decode {
+		if c.Rejects != 0 {
+			t.Errorf("%s has %d rejects", c.Worker, c.Rejects)
+		}
+	}
+}
+
 // R60: P is called only once D has promised a place.
 func TestPrefillWaitsForTheLease(t *testing.T) {
 	p, d, pf := onePool(t, testOptions())

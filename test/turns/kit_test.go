@@ -99,7 +99,7 @@ func (p *pod) startEngine() {
 func (p *pod) startSidecar(addr string) {
 	s, err := sidecar.New(sidecar.Config{Worker: p.id, Pod: p.name, Role: p.role, DirectPath: p.path,
 		EngineURL: "http://" + p.engine.Addr(), EngineKey: "engine-key", Tokens: p.tokens,
-		JournalDir: p.journal, TimeScale: scale, Log: testLog(), Poll: 100 * time.Millisecond})
+		JournalDir: p.journal, TimeScale: scale, Log: testLog(), Poll: 100 * time.Millisecond, AbortCap: 2 * time.Second})
 	if err != nil {
 		p.t.Fatal(err)
 	}
