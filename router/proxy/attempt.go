@@ -321,7 +321,7 @@ const (
 	// (wire.md §1), and how long a turn that may not have been admitted is
 	// waited for.
 	turnEndWait  = 30 * time.Second
-	turnEndLeast = time.Second
+	turnEndLeast = 3 * time.Second // what a sidecar may take to abort an engine that does not answer, and some
 	turnEndGuess = time.Second
 )
 
