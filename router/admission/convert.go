@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -70,12 +71,17 @@ func NewVerdict(v kvc.Verdict) Verdict {
 	return w
 }
 
-// Core reads a verdict off the wire. An admission without a known mode, or a
-// refusal that carries one, is an error: the caller treats it as unanswered.
+// Core reads a verdict off the wire. An admission without a known mode, a refusal
+// that carries one, and a refusal without a reason are errors: the caller treats
+// them as unanswered. A stray 200 of something on the way, such as {} or an error
+// object, has no reason (Q8).
 func (v Verdict) Core() (kvc.Verdict, error) {
 	mode, ok := kvc.ParseMode(v.Mode)
 	if !ok || v.CanAdmit == (mode == kvc.ModeNone) {
 		return kvc.Verdict{}, fmt.Errorf("verdict: can_admit %t with mode %q", v.CanAdmit, v.Mode)
+	}
+	if !v.CanAdmit && v.Reason == "" {
+		return kvc.Verdict{}, errors.New("verdict: a refusal without a reason")
 	}
 	c := kvc.Verdict{
 		CanAdmit: v.CanAdmit, Mode: mode, Reason: kvc.Reason(v.Reason),

@@ -59,6 +59,7 @@ func decodeError(name string, err error) error {
 	out.Line = tok.Position.Line
 	var unknown *yaml.UnknownFieldError
 	var typ *yaml.TypeError
+	var node *yaml.UnexpectedNodeTypeError
 	switch {
 	case errors.As(err, &unknown):
 		out.Field, out.What, out.Remedy = tok.Value, "unknown key", "remove it or fix its spelling"
@@ -68,6 +69,8 @@ func decodeError(name string, err error) error {
 		out.Field = keyOf(tok)
 		out.What = fmt.Sprintf("%q is not a %s", tok.Value, kindName(typ.DstType.Kind().String()))
 		out.Remedy = "write a value of that kind"
+	case errors.As(err, &node):
+		out.Field = keyOf(tok)
 	}
 	return out
 }
@@ -132,6 +135,14 @@ func (c *checker) line(field string) int {
 // colon, which is on the line of its first key.
 func firstLine(n ast.Node) int { return n.GetToken().Position.Line }
 
+// docLine is the line of a document's separator, else of its first node.
+func docLine(d *ast.DocumentNode) int {
+	if d.Start != nil {
+		return d.Start.Position.Line
+	}
+	return d.GetToken().Position.Line
+}
+
 func (c *checker) fault(field, what, remedy string) {
 	c.faults = append(c.faults, &FieldError{
 		File: c.name, Line: c.line(field), Field: field, What: what, Remedy: remedy,
@@ -139,6 +150,10 @@ func (c *checker) fault(field, what, remedy string) {
 }
 
 func (c *checker) file(f *File) {
+	if c.doc != nil && len(c.doc.Docs) > 1 {
+		c.faults = append(c.faults, &FieldError{File: c.name, Line: docLine(c.doc.Docs[1]),
+			What: "a second document starts here", Remedy: "keep one document per file"})
+	}
 	if f.Version != Version {
 		c.fault("version", fmt.Sprintf("version %d is not supported", f.Version), "write `version: 1`")
 	}

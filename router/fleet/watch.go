@@ -58,6 +58,7 @@ func (s *FileSource) Run(ctx context.Context, apply func(*File)) error {
 
 const (
 	settle    = 20 * time.Millisecond  // several events of one change become one read
+	settleMax = 200 * time.Millisecond // others may write in the directory without end
 	pollEvery = 500 * time.Millisecond // where the kernel gives us no watch
 )
 
@@ -76,14 +77,21 @@ func Follow(ctx context.Context, path string, f func(data []byte, err error) err
 	}
 	timer := time.NewTimer(pollEvery)
 	defer timer.Stop()
+	var since time.Time // the first event that no read has followed; zero = none
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-events:
-			timer.Reset(settle)
+			if since.IsZero() {
+				since = time.Now()
+			}
+			if time.Since(since) < settleMax {
+				timer.Reset(settle)
+			}
 			continue
 		case <-timer.C:
+			since = time.Time{}
 			timer.Reset(pollEvery)
 		}
 		data, err := os.ReadFile(path)
