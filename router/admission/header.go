@@ -285,5 +285,20 @@ func StripInternal(h http.Header) {
 	}
 }
 
+// Forwarded is a copy of a request's headers less what no hop of ours may pass
+// on: another connection's (R35), our own (R41), and X-Override-*, which engines
+// obey as orders from whoever sends them.
+func Forwarded(in http.Header) http.Header {
+	h := in.Clone()
+	StripHopByHop(h)
+	StripInternal(h)
+	for name := range h {
+		if strings.HasPrefix(name, "X-Override-") {
+			delete(h, name)
+		}
+	}
+	return h
+}
+
 // Authority joins host and port for a URL, IPv6 included (R108).
 func (b Bootstrap) Authority() string { return net.JoinHostPort(b.Host, strconv.Itoa(b.Port)) }

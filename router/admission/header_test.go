@@ -119,6 +119,21 @@ func TestStripInternal(t *testing.T) {
 	}
 }
 
+func TestForwarded(t *testing.T) {
+	in := http.Header{
+		"Connection": {"X-Hop"}, "X-Hop": {"1"}, "X-Kvc-Leg": {"decode"}, "X-Override-Max-Tokens": {"9"},
+		"Traceparent": {"00-1-2-01"}, "X-Overrides": {"keep"},
+	}
+	before := in.Clone()
+	want := http.Header{"Traceparent": {"00-1-2-01"}, "X-Overrides": {"keep"}}
+	if d := cmp.Diff(want, Forwarded(in)); d != "" {
+		t.Errorf("Forwarded (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(before, in); d != "" {
+		t.Errorf("Forwarded changed what it was given:\n%s", d)
+	}
+}
+
 func TestBootstrapAuthorityBracketsIPv6(t *testing.T) {
 	if got := (Bootstrap{Host: "fd00::1", Port: 8998}).Authority(); got != "[fd00::1]:8998" {
 		t.Errorf("Authority = %q, want [fd00::1]:8998 (R108)", got)

@@ -17,14 +17,7 @@ const headerRequestID = "X-Request-Id"
 // names (R37), credentials (R38), codings we could not read back (R39), and
 // headers that engines obey as routing orders.
 func outboundHeader(in http.Header, requestID string) http.Header {
-	h := in.Clone()
-	admission.StripHopByHop(h)
-	admission.StripInternal(h)
-	for name := range h {
-		if strings.HasPrefix(name, "X-Override-") {
-			delete(h, name)
-		}
-	}
+	h := admission.Forwarded(in)
 	for _, name := range [...]string{
 		// Credentials of the client; the token of the pool is set per call.
 		"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie",

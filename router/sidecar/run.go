@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kvc-dev/kvc/router/admission"
@@ -80,14 +79,7 @@ func (s *Sidecar) forward(ctx context.Context, r *http.Request, body []byte) (*h
 
 // outbound is what of a request's headers the engine sees.
 func outbound(in http.Header, key string) http.Header {
-	h := in.Clone()
-	admission.StripHopByHop(h)
-	admission.StripInternal(h)
-	for name := range h {
-		if strings.HasPrefix(name, "X-Override-") {
-			delete(h, name)
-		}
-	}
+	h := admission.Forwarded(in)
 	h.Del("Accept-Encoding") // the relay reads what it passes (R39)
 	admission.SetBearer(h, key)
 	if _, ok := h["User-Agent"]; !ok {
