@@ -371,6 +371,9 @@ func TestNextTurnGoesElsewhereWhenTheCancelledOneLingers(t *testing.T) {
 		}
 	}()
 	recvLeg(t, d1.arrived, "first turn")
+	p.eventually("admitted", func() bool {
+		return p.sum("kvc_router_admission_seconds", "way=fused", "result=admitted") == 1
+	})
 	cancel()
 	<-ended
 	recvLeg(t, d1.gone, "cancel")
