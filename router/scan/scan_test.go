@@ -110,12 +110,16 @@ func TestR23ParseRefuses(t *testing.T) {
 func TestR23DeepNestingIsRefusedFast(t *testing.T) {
 	for _, open := range []string{"[", `{"a":`} {
 		in := []byte(`{"messages":` + strings.Repeat(open, 10_000_000/len(open)))
-		start := time.Now()
-		_, err := scan.Parse(in, scan.Limits{})
-		if err == nil || !strings.Contains(err.Error(), "nested deeper than 512 levels") {
-			t.Errorf("Parse = %v, want the nesting limit named", err)
+		took := time.Hour // the best of several: the machine may be busy
+		for range 10 {
+			start := time.Now()
+			_, err := scan.Parse(in, scan.Limits{})
+			took = min(took, time.Since(start))
+			if err == nil || !strings.Contains(err.Error(), "nested deeper than 512 levels") {
+				t.Fatalf("Parse = %v, want the nesting limit named", err)
+			}
 		}
-		if took := time.Since(start); took > 5*time.Millisecond {
+		if took > 5*time.Millisecond {
 			t.Errorf("refusal took %v, want well under 5 ms", took)
 		}
 	}

@@ -26,6 +26,7 @@ type Splice struct {
 type edit struct {
 	start, end int
 	comma      bool
+	named      bool // write key, which may be ""
 	key        string
 	value      []byte
 }
@@ -57,7 +58,7 @@ func (e *edit) append(dst []byte) []byte {
 	if e.comma {
 		dst = append(dst, ',')
 	}
-	if e.key != "" {
+	if e.named {
 		dst = append(AppendQuoted(dst, e.key), ':')
 	}
 	return append(dst, e.value...)
@@ -150,7 +151,7 @@ func (b *Body) additions(out []edit, s Splice, last int) []edit {
 		if b.find(s.Set[j].Key) >= 0 || setLater(s.Set, j) {
 			continue
 		}
-		out = append(out, edit{start: at, end: at, comma: comma, key: s.Set[j].Key, value: s.Set[j].Value})
+		out = append(out, edit{start: at, end: at, comma: comma, named: true, key: s.Set[j].Key, value: s.Set[j].Value})
 		comma = true
 	}
 	return out
