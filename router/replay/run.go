@@ -31,6 +31,8 @@ type Options struct {
 	// followed every worker, so that equal seeds give equal modes.
 	Settle   bool
 	Progress func(done, failed int) // after every turn, from any goroutine
+
+	afterFailure time.Duration // pause of a session, real; 0 = failurePause; for tests
 }
 
 const (
@@ -84,10 +86,14 @@ func (o *Options) complete() error {
 	if o.Timeout <= 0 {
 		o.Timeout = defaultTimeout
 	}
+	if o.afterFailure == 0 {
+		o.afterFailure = failurePause
+	}
 	if o.Target.Client == nil {
 		o.Target.Client = &http.Client{Transport: &http.Transport{
 			Proxy:               http.ProxyFromEnvironment,
 			MaxIdleConnsPerHost: o.Concurrency,
+			IdleConnTimeout:     30 * time.Second, // before servers drop it: a reset would look like a failure
 			DisableCompression:  true,
 			WriteBufferSize:     64 << 10,
 		}}
@@ -152,7 +158,7 @@ func (r *run) play(ctx context.Context, s trace.Session) error {
 			return err
 		}
 		if !turn.OK() {
-			if !r.pause(ctx, max(failurePause, min(turn.Failure.retryAfter, longestRetry))) {
+			if !r.pause(ctx, max(r.o.afterFailure, min(turn.Failure.retryAfter, longestRetry))) {
 				return nil
 			}
 			continue

@@ -131,7 +131,7 @@ func (f *fake) requests() []request {
 }
 
 func (f *fake) options() Options {
-	return Options{Target: Target{URL: f.URL}, Concurrency: 2, TimeScale: 1000}
+	return Options{Target: Target{URL: f.URL}, Concurrency: 2, TimeScale: 1000, afterFailure: time.Millisecond}
 }
 
 // sessions makes n sessions of k short turns each.

@@ -176,3 +176,146 @@ func TestQuantiles(t *testing.T) {
 		t.Errorf("no points: %g", got)
 	}
 }
+
+func TestQuantilesAreMonotonicAndInside(t *testing.T) {
+	m := Agent()
+	rapid.Check(t, func(t *rapid.T) {
+		q := rapid.SampledFrom([]Quantiles{m.Append, m.Output, m.Idle, m.Opening, m.Task, m.Fresh, m.Turns}).Draw(t, "q")
+		a, b := rapid.Float64Range(-.1, 1.1).Draw(t, "a"), rapid.Float64Range(-.1, 1.1).Draw(t, "b")
+		if a > b {
+			a, b = b, a
+		}
+		x, y := q.At(a), q.At(b)
+		if x > y*(1+1e-12) || x < q.V[0]*(1-1e-12) || y > q.V[len(q.V)-1]*(1+1e-12) {
+			t.Fatalf("At(%g) = %g, At(%g) = %g of %v", a, x, b, y, q.V)
+		}
+	})
+}
+
+// The model's points are what the sources say, in order and complete.
+func TestAgentsPointsAreInOrder(t *testing.T) {
+	m := Agent()
+	for name, q := range map[string]Quantiles{"append": m.Append, "output": m.Output, "idle": m.Idle,
+		"opening": m.Opening, "task": m.Task, "fresh": m.Fresh, "turns": m.Turns} {
+		if len(q.P) != len(q.V) || q.P[0] != 0 || q.P[len(q.P)-1] != 1 || !slices.IsSorted(q.P) || !slices.IsSorted(q.V) || q.V[0] <= 0 {
+			t.Errorf("%s: %+v", name, q)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		got  float64
+		want float64
+	}{
+		{"append p50", m.Append.At(.5), 713}, {"append p90", m.Append.At(.9), 4206}, {"append p95", m.Append.At(.95), 8238},
+		{"output p50", m.Output.At(.5), 898}, {"output p90", m.Output.At(.9), 3685},
+		{"idle p50", m.Idle.At(.5), 9}, {"idle p90", m.Idle.At(.9), 122}, {"resets", m.ResetShare, .017},
+	} {
+		if !within(c.got, c.want, 1e-9) {
+			t.Errorf("%s is %g, want %g", c.name, c.got, c.want)
+		}
+	}
+}
+
+func TestShapeOfGeneratedSessions(t *testing.T) {
+	g := generator(5)
+	var turns, firsts, starts []int
+	var totals int
+	for range 500 {
+		s := g.Session()
+		turns = append(turns, len(s.Turns))
+		firsts = append(firsts, s.Turns[0].InputTokens)
+		starts = append(starts, int(s.Turns[0].Think/time.Second))
+		totals += len(s.Turns)
+	}
+	slices.Sort(turns)
+	slices.Sort(firsts)
+	slices.Sort(starts)
+	for _, c := range []struct {
+		claim              string
+		got, least, atMost float64
+	}{
+		{"half of the sessions have 45 turns or more", quantile(turns, .5), 38, 52},
+		{"a tenth has no more than 7", quantile(turns, .1), 5, 10},
+		{"the longest tenth has 156 or more", quantile(turns, .9), 130, 190},
+		{"a first prompt is the opening and a task", quantile(firsts, .5), 17000, 26000},
+		{"no first prompt is longer than both can be", quantile(firsts, 1), 20000, 49000},
+		{"sessions start within two minutes, spread evenly", quantile(starts, .5), 50, 70},
+		{"… to the end", quantile(starts, 1), 110, 120},
+	} {
+		if c.got < c.least || c.got > c.atMost {
+			t.Errorf("%s: got %.0f, want %.0f…%.0f", c.claim, c.got, c.least, c.atMost)
+		}
+	}
+	// First turns are few, so that most turns can be Direct.
+	if share := 500 / float64(totals); share > .03 {
+		t.Errorf("%.3f of the turns are first ones", share)
+	}
+}
+
+// What a session says does not depend on how many sessions were asked for
+// before or after, only on its number.
+func TestSessionsFollowFromSeedAndNumber(t *testing.T) {
+	all := generator(9)
+	var first []Session
+	for range 10 {
+		first = append(first, all.Session())
+	}
+	again := generator(9)
+	for i := range 10 {
+		if diff := cmp.Diff(first[i], again.Session()); diff != "" {
+			t.Fatalf("session %d:\n%s", i, diff)
+		}
+	}
+	names := make(map[string]bool)
+	for _, s := range first {
+		names[s.ID] = true
+	}
+	if len(names) != 10 {
+		t.Errorf("%d names for 10 sessions", len(names))
+	}
+}
+
+func TestSmallModels(t *testing.T) {
+	one := Quantiles{P: []float64{0, 1}, V: []float64{1, 1}}
+	cases := map[string]struct {
+		change func(*AgentModel)
+		check  func(t *testing.T, s Session)
+	}{
+		"no groups is one group": {func(m *AgentModel) { m.Groups = 0 }, func(t *testing.T, s Session) {
+			if s.Turns[0].SharedSpace == Global {
+				t.Error("the opening is global")
+			}
+		}},
+		"sessions of one turn": {func(m *AgentModel) { m.Turns = one }, func(t *testing.T, s Session) {
+			if len(s.Turns) != 1 {
+				t.Errorf("%d turns", len(s.Turns))
+			}
+		}},
+		"every turn resets": {func(m *AgentModel) { m.ResetShare = 1 }, func(t *testing.T, s Session) {
+			for _, r := range s.Turns[1:] {
+				if !r.Reset {
+					t.Errorf("turn %d does not", r.Turn)
+				}
+			}
+		}},
+		"a context of nothing resets every turn": {func(m *AgentModel) { m.MaxContext = 1 }, func(t *testing.T, s Session) {
+			for _, r := range s.Turns[1:] {
+				if !r.Reset || r.AppendTokens < 1000 || r.AppendTokens > 8000 {
+					t.Errorf("turn %d: reset %v to %d tokens", r.Turn, r.Reset, r.AppendTokens)
+				}
+			}
+		}},
+		"no stagger starts at once": {func(m *AgentModel) { m.Stagger = 0 }, func(t *testing.T, s Session) {
+			if s.Turns[0].Think != 0 {
+				t.Errorf("starts after %v", s.Turns[0].Think)
+			}
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			m := Agent()
+			tc.change(&m)
+			tc.check(t, NewGenerator(m, rand.NewPCG(1, 2), "x").Session())
+		})
+	}
+}

@@ -58,19 +58,19 @@ func name(field, s string) (string, error) {
 	return s, nil
 }
 
-// runs checks [first, length] pairs against the length of the prompt.
-func runs(field string, pairs [][]int64, s Space, in, blockTokens int) ([]Run, error) {
+// runs checks the [first, length] pairs of field h against the length of the prompt.
+func runs(pairs [][]int64, s Space, in, blockTokens int) ([]Run, error) {
 	out := make([]Run, 0, len(pairs))
 	left := (in + blockTokens - 1) / blockTokens
 	for i, p := range pairs {
 		if len(p) != 2 {
-			return nil, bad(field, "entry %d is not a pair [first, length]", i)
+			return nil, bad("h", "entry %d is not a pair [first, length]", i)
 		}
 		if p[0] < 0 || p[1] <= 0 {
-			return nil, bad(field, "entry %d is [%d, %d], want first ≥ 0 and length ≥ 1", i, p[0], p[1])
+			return nil, bad("h", "entry %d is [%d, %d], want first ≥ 0 and length ≥ 1", i, p[0], p[1])
 		}
 		if p[1] > int64(left) || p[0] > math.MaxInt64-p[1] {
-			return nil, bad(field, "the runs hold more blocks than a prompt of %d tokens", in)
+			return nil, bad("h", "the runs hold more blocks than a prompt of %d tokens", in)
 		}
 		left -= int(p[1])
 		out = append(out, Run{Space: s, First: p[0], Len: int(p[1])})

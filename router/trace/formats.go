@@ -33,7 +33,7 @@ func (*b24Parser) line(data []byte) (Record, error) {
 			return Record{}, err
 		}
 	}
-	r.Blocks, err = runs("h", v.H, Global, r.InputTokens, r.BlockTokens)
+	r.Blocks, err = runs(v.H, Global, r.InputTokens, r.BlockTokens)
 	return openWith(r), err
 }
 

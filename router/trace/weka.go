@@ -54,7 +54,7 @@ func (p *wekaParser) line(data []byte) (Record, error) {
 	}
 	r.Think = max(0, r.Think)
 	local := spaceOf("weka-session", v.S)
-	if r.Blocks, err = runs("h", v.H, local, r.InputTokens, wekaBlock); err != nil {
+	if r.Blocks, err = runs(v.H, local, r.InputTokens, wekaBlock); err != nil {
 		return Record{}, err
 	}
 	p.share(&r)
