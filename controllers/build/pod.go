@@ -117,7 +117,7 @@ func engineContainer(pool *v1alpha1.KVCPool, role v1alpha1.Role, o Options) core
 				TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromString("engine")},
 			},
 			PeriodSeconds:    10,
-			FailureThreshold: max(1, *s.Model.LoadTimeoutSeconds/10),
+			FailureThreshold: (*s.Model.LoadTimeoutSeconds + 9) / 10, // never less than the timeout
 		},
 		SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: new(false)},
 	}

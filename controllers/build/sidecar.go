@@ -1,6 +1,8 @@
 package build
 
 import (
+	"net"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -40,7 +42,7 @@ func sidecarArgs(o Options) []string {
 		host = "" // all addresses of both families
 	}
 	return []string{
-		"--listen", host + ":" + itoa(o.Ports.Sidecar),
+		"--listen", net.JoinHostPort(host, itoa(o.Ports.Sidecar)), // brackets an IPv6 host
 		"--token-file", v1alpha1.DirToken + "/" + v1alpha1.FileToken,
 		"--routing-file", v1alpha1.DirRouting + "/" + v1alpha1.FileRouting,
 		"--journal-dir", v1alpha1.DirJournal,
