@@ -147,13 +147,14 @@ func TestQuestionCoreNamesTheMember(t *testing.T) {
 		change func(*Question)
 		member string
 	}{
-		"attempt":        {func(q *Question) { q.Attempt = "x" }, "attempt"},
-		"session":        {func(q *Question) { q.Session = "raw" }, "session"},
-		"lineage":        {func(q *Question) { q.Lineage = "raw" }, "lineage"},
-		"other format":   {func(q *Question) { q.Format = "kvc-b128-v2" }, "format"},
-		"broken base64":  {func(q *Question) { q.Blocks = "AAA" }, "blocks"},
-		"unknown route":  {func(q *Question) { q.Route = "embeddings" }, "route"},
-		"negative count": {func(q *Question) { q.AppendTokens = -1 }, "token counts"},
+		"attempt":                     {func(q *Question) { q.Attempt = "x" }, "attempt"},
+		"session":                     {func(q *Question) { q.Session = "raw" }, "session"},
+		"lineage":                     {func(q *Question) { q.Lineage = "raw" }, "lineage"},
+		"other format":                {func(q *Question) { q.Format = "kvc-b128-v2" }, "format"},
+		"broken base64":               {func(q *Question) { q.Blocks = "AAA" }, "blocks"},
+		"unknown route":               {func(q *Question) { q.Route = "embeddings" }, "route"},
+		"negative count":              {func(q *Question) { q.AppendTokens = -1 }, "token counts"},
+		"a count whose sums overflow": {func(q *Question) { q.InputTokens = 1 << 62 }, "token counts"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

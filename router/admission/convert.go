@@ -3,6 +3,7 @@ package admission
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/kvc-dev/kvc/router/block"
@@ -34,8 +35,9 @@ func (q Question) Core() (kvc.Question, error) {
 		return bad("lineage", "16 hex digits")
 	case q.Format != block.Format:
 		return bad("format", block.Format)
-	case min(q.Turn, q.InputTokens, q.AppendTokens, q.OutputTokens, q.PrefillUncachedTokens) < 0:
-		return bad("turn and token counts", "numbers of at least 0")
+	case min(q.Turn, q.InputTokens, q.AppendTokens, q.OutputTokens, q.PrefillUncachedTokens) < 0,
+		max(q.Turn, q.InputTokens, q.AppendTokens, q.OutputTokens, q.PrefillUncachedTokens) > mostCount:
+		return bad("turn and token counts", "numbers from 0 to "+strconv.Itoa(mostCount))
 	}
 	switch block.Route(q.Route) {
 	case block.Chat, block.Completions, block.Generate:

@@ -238,12 +238,16 @@ func count(h http.Header, name string, p *int) error {
 		return nil
 	}
 	n, err := strconv.Atoi(s)
-	if err != nil || n < 0 {
-		return fmt.Errorf("%s: want a number of at least 0, not %q", name, s)
+	if err != nil || n < 0 || n > mostCount {
+		return fmt.Errorf("%s: want a number from 0 to %d, not %q", name, mostCount, s)
 	}
 	*p = n
 	return nil
 }
+
+// mostCount bounds turn and token counts of the wire, so that sums of them stay
+// numbers: a ledger that overflowed would admit everything.
+const mostCount = 1 << 40
 
 func isHex(s string, n int) bool {
 	if len(s) != n {

@@ -60,6 +60,7 @@ func TestParseTurnNamesTheHeader(t *testing.T) {
 		"a session is a key, not a raw id":                 {HeaderSession, "agent-42"},
 		"a lineage is a key, not a raw id":                 {HeaderLineage, "agent-42"},
 		"negative tokens are refused":                      {HeaderInputTokens, "-1"},
+		"tokens whose sums overflow are refused":           {HeaderOutputTokens, "4611686018427387904"},
 		"a turn index is a number":                         {HeaderTurn, "first"},
 		"a block check has three parts":                    {HeaderBlocks, "kvc-b96-v1,2"},
 		"a block count is a number":                        {HeaderBlocks, "kvc-b96-v1,-2,000000000000fedc"},
