@@ -64,8 +64,8 @@ verify: ## Fail when generated files, formatting or go.mod are out of date.
 	./hack/verify.sh
 
 .PHONY: fuzz
-fuzz: ## Run every fuzzer for FUZZTIME (default 20s) each.
-	./hack/fuzz.sh $(FUZZTIME)
+fuzz: ## Run every fuzzer (or those of FUZZPKG) for FUZZTIME (default 20s) each.
+	./hack/fuzz.sh $(FUZZTIME) $(FUZZPKG)
 
 .PHONY: independent
 independent: ## Let SGLang's own router and the openai client use our side (needs Python and PyPI).
