@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"strconv"
 )
@@ -92,7 +93,8 @@ func gauge(text []byte, name string) (top float64, ok bool) {
 		if len(fields) == 0 {
 			continue
 		}
-		if v, err := strconv.ParseFloat(string(fields[0]), 64); err == nil {
+		v, err := strconv.ParseFloat(string(fields[0]), 64)
+		if err == nil && !math.IsNaN(v) && !math.IsInf(v, 0) { // those are no counts
 			top, ok = max(top, v), true
 		}
 	}
