@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"os"
@@ -110,18 +111,31 @@ func TestDemoScale(t *testing.T) {
 	}
 }
 
-// The whole main job in small: real processes, real sockets, every profile.
+// demoCommand is a demo run with real processes from dir.
+func demoCommand(t *testing.T, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "kvc"), append([]string{"demo"}, args...)...)
+	cmd.Env = append(os.Environ(), "KVC_TIME_SCALE=")
+	cmd.Dir = dir
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that kvc ends its children
+	cmd.WaitDelay = 10 * time.Second
+	return cmd
+}
+
+// The whole main job in small: real processes, real sockets.
 func TestDemo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	dir := programs(t)
+	t.Run("every profile serves the same workload", func(t *testing.T) { demoCompares(t, dir) })
+	t.Run("Ctrl-C shows what was seen and leaves no process", func(t *testing.T) { demoIsInterrupted(t, dir) })
+}
+
+func demoCompares(t *testing.T, dir string) {
 	report := filepath.Join(dir, "report.html")
-	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "kvc"), "demo", "--json", "--seed", "1", "--turns", "40",
+	cmd := demoCommand(t, dir, "--json", "--seed", "1", "--turns", "40",
 		"--concurrency", "8", "--time-scale", "100", "--compare", "--report", report)
-	cmd.Env = append(os.Environ(), "KVC_TIME_SCALE=")
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that kvc ends its children
-	cmd.WaitDelay = 10 * time.Second
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -148,6 +162,56 @@ func TestDemo(t *testing.T) {
 	if data, err := os.ReadFile(report); err != nil || strings.Count(string(data), "<section>") != 3 {
 		t.Errorf("report: %v, want three sections", err)
 	}
+}
+
+func demoIsInterrupted(t *testing.T, dir string) {
+	cmd := demoCommand(t, dir, "--turns", "5000", "--json", "--report", "interrupted.html")
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stderr)
+	for lines.Scan() && !strings.Contains(lines.Text(), "sessions in flight") {
+	}
+	if n := len(runningFrom(t, dir)); n < 9 {
+		t.Errorf("%d processes run, want kvc, the router and four pods of two", n)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() { // read to the end, or kvc cannot write
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after Ctrl-C: %v", err)
+	}
+	if left := runningFrom(t, dir); len(left) > 0 {
+		t.Errorf("still running: %v", left)
+	}
+	var s replay.Summary
+	if err := json.Unmarshal([]byte(lastLine(stdout.String())), &s); err != nil || !s.Interrupted || s.Errors != 0 {
+		t.Errorf("last line %s (%v)", lastLine(stdout.String()), err)
+	}
+}
+
+// runningFrom lists the processes whose program lies in dir.
+func runningFrom(t *testing.T, dir string) []string {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil || len(links) == 0 {
+		t.Skip("no /proc to look into")
+	}
+	var out []string
+	for _, l := range links {
+		if exe, err := os.Readlink(l); err == nil && strings.HasPrefix(exe, dir) {
+			out = append(out, exe)
+		}
+	}
+	return out
 }
 
 func checkProfile(t *testing.T, s replay.Summary) {

@@ -85,12 +85,15 @@ type section struct {
 	Tiles    []tile
 	Modes    []modeLine
 	Legend   []string
-	Workers  []string
+	Workers  []workerKey
 	TTFT     template.HTML
 	Shares   template.HTML
 	Load     template.HTML
 	Failures []FailureCount
 }
+
+// workerKey is a worker's entry in the legend, with the class of its line.
+type workerKey struct{ Pod, Class string }
 
 type tile struct{ Value, Name string }
 
@@ -115,7 +118,7 @@ func newPage(runs []Report) page {
 func newSection(r Report) section {
 	s := r.Summary
 	sec := section{
-		Summary: s, Facts: facts(s), Failures: s.Failures, Workers: podsOf(r.Result),
+		Summary: s, Facts: facts(s), Failures: s.Failures,
 		TTFT: ttftPlot(r.Result, s), Shares: sharesPlot(r.Result, s), Load: loadPlot(r.Result, s),
 		Tiles: []tile{
 			{percent(s.DirectShareAfterFirst), "direct, after the first turn"},
@@ -124,6 +127,9 @@ func newSection(r Report) section {
 			{share(s.CachedTokens, s.PromptTokens), "of prompt tokens cached"},
 			{count(int64(s.Errors)), "errors"},
 		},
+	}
+	for i, pod := range podsOf(r.Result) {
+		sec.Workers = append(sec.Workers, workerKey{pod, workerClass(i)})
 	}
 	for _, mode := range modeNames() {
 		n := *s.Modes.Of(mode)

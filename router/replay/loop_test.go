@@ -173,9 +173,10 @@ func TestTurnsUnderWayAtTheEndAreCounted(t *testing.T) {
 	var once sync.Once
 	release := make(chan struct{})
 	f.answer = func(w http.ResponseWriter, _ *http.Request, n int) {
-		if n == 0 {
+		switch n {
+		case 0:
 			<-release
-		} else if n == 2 {
+		case 2:
 			once.Do(func() { close(release) })
 		}
 		f.stream(w, 1, "ok;")

@@ -206,3 +206,127 @@ func TestOneSessionInFlightSettlesBetweenTurns(t *testing.T) {
 		})
 	}
 }
+
+// A worker that is restarting cannot be asked for a moment: that is waited for.
+func TestSettleWaitsForAWorkerThatDoesNotAnswer(t *testing.T) {
+	p := newPlane(t)
+	away := p.workers["w-d"]
+	delete(p.workers, "w-d")
+	time.AfterFunc(30*time.Millisecond, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.workers["w-d"] = away
+	})
+	m := p.monitor()
+	m.SettleWithin = 20 * time.Second
+	if err := m.settle(t.Context()); err != nil {
+		t.Error(err)
+	}
+	delete(p.workers, "w-d")
+	m.SettleWithin = 20 * time.Millisecond
+	mentions(t, m.settle(t.Context()), "wait for the router to follow the workers", "read the status of worker w-d")
+}
+
+// The last sample is the state at the end, however rarely samples are taken.
+func TestTheLoadIsSampledToTheEnd(t *testing.T) {
+	p := newPlane(t)
+	m := p.monitor()
+	m.Every = time.Hour
+	stop, err := m.start(t.Context(), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	p.router.Workers[0].Used = 99
+	p.mu.Unlock()
+	load, _ := stop()
+	if n := len(load); n == 0 || load[n-1].Workers[0].Used != 99 {
+		t.Errorf("samples %+v, want the end's 99", load)
+	}
+	for i := 1; i < len(load); i++ {
+		if load[i].At < load[i-1].At {
+			t.Errorf("sample %d at %v after %v", i, load[i].At, load[i-1].At)
+		}
+	}
+}
+
+func TestTheLoadIsSampledAsOftenAsAsked(t *testing.T) {
+	p := newPlane(t)
+	m := p.monitor()
+	m.Every = 2 * time.Millisecond
+	stop, err := m.start(t.Context(), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for asked := 0; asked < 12 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		asked = p.asked
+		p.mu.Unlock()
+	}
+	if load, _ := stop(); len(load) < 10 {
+		t.Errorf("%d samples", len(load))
+	}
+}
+
+// Counters of a pool that is gone at the end are unknown, not zero, and what was
+// sampled stays.
+func TestAPoolThatIsGoneLeavesItsSamples(t *testing.T) {
+	p := newPlane(t)
+	m := p.monitor()
+	stop, err := m.start(t.Context(), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		asked := p.asked
+		p.mu.Unlock()
+		if asked > 3 {
+			break
+		}
+	}
+	p.Close()
+	load, c := stop()
+	if len(load) == 0 || c != (Counters{}) {
+		t.Errorf("%d samples, counters %+v", len(load), c)
+	}
+}
+
+func TestSinceCountsRestartsFromZero(t *testing.T) {
+	status := func(epoch string, prefill, moved int64) admission.SidecarStatus {
+		return admission.SidecarStatus{Role: "decode", Epoch: epoch,
+			Totals: admission.WorkerTotals{PrefillUncachedTokens: prefill, TransferredTokens: moved}}
+	}
+	router := func(started, pins int64) *admission.RouterStatus {
+		return &admission.RouterStatus{StartedMS: started, PinChanges: pins}
+	}
+	type workers = map[string]admission.SidecarStatus
+	cases := map[string]struct {
+		before, after       snapshot
+		pins, decode, moved int64
+	}{
+		"the same router and worker: the difference": {
+			snapshot{router(1, 5), workers{"a": status("e", 10, 100)}},
+			snapshot{router(1, 7), workers{"a": status("e", 15, 160)}}, 2, 5, 60},
+		"another router: all of its own": {
+			snapshot{router(1, 5), workers{}}, snapshot{router(2, 3), workers{}}, 3, 0, 0},
+		"another incarnation: all of its own": {
+			snapshot{router(1, 0), workers{"a": status("e", 10, 100)}},
+			snapshot{router(1, 0), workers{"a": status("f", 4, 3)}}, 0, 4, 3},
+		"a new worker: all of its own": {
+			snapshot{router(1, 0), workers{"a": status("e", 10, 100)}},
+			snapshot{router(1, 0), workers{"a": status("e", 10, 100), "b": status("g", 2, 1)}}, 0, 2, 1},
+		"a worker that left takes its count along": {
+			snapshot{router(1, 0), workers{"a": status("e", 10, 100)}}, snapshot{router(1, 0), workers{}}, 0, 0, 0},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := tc.after.since(tc.before)
+			if *c.PinChanges != tc.pins || *c.DecodePrefill != tc.decode || *c.TransferredTokens != tc.moved || *c.PrefillTokens != 0 {
+				t.Errorf("pins %d, computed on D %d, moved %d; want %d, %d, %d", *c.PinChanges, *c.DecodePrefill,
+					*c.TransferredTokens, tc.pins, tc.decode, tc.moved)
+			}
+		})
+	}
+}

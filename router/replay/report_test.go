@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,7 +101,7 @@ func TestFacts(t *testing.T) {
 
 func TestWhatStockSGLangGives(t *testing.T) {
 	for path, want := range map[string]string{
-		"Unified": "yes", "DeltaTransfer": "yes (≥ 0.5.16)", "ConditionalAggregation": "no: PR #34773 or our patch",
+		"Unified": "yes", "DeltaTransfer": "yes (≥ 0.5.16)", "ConditionalAggregation": "no: draft PR #34773",
 		"NativeAdmission": "no: a patched engine", "": "unknown",
 	} {
 		if got := stock(path); got != want {
@@ -122,7 +125,7 @@ func TestComparisonHasAColumnPerRun(t *testing.T) {
 	want := map[string][]string{
 		"errors":                                {"1", "0"},
 		"pin changes":                           {"1", "–"},
-		"a stock SGLang image gives this today": {"no: PR #34773 or our patch", "yes"},
+		"a stock SGLang image gives this today": {"no: draft PR #34773", "yes"},
 	}
 	for name, values := range want {
 		if diff := cmp.Diff(values, byName[name]); diff != "" {
@@ -195,5 +198,75 @@ func TestASummaryOfAnInterruptedRunSaysSo(t *testing.T) {
 	whole, _ := json.Marshal(Summarize(&Result{}, Labels{TimeScale: 1}))
 	if bytes.Contains(whole, []byte("interrupted")) || bytes.Contains(whole, []byte("failures")) {
 		t.Errorf("a whole run says %s", whole)
+	}
+}
+
+// Every class that the page uses has a style, for a pool of any size and for
+// modes and failures of any kind.
+func TestEveryClassHasAStyle(t *testing.T) {
+	r := sampleResult()
+	for _, mode := range modeNames() {
+		r.Turns = append(r.Turns, Turn{Mode: mode, TTFT: time.Second, E2E: time.Second})
+	}
+	for i := range r.Load {
+		for w := range 20 {
+			r.Load[i].Workers = append(r.Load[i].Workers, WorkerLoad{Pod: fmt.Sprint("d-", w), Used: w, Capacity: 100})
+		}
+	}
+	page := page1(t, Report{Result: r, Summary: Summarize(r, sampleLabels())})
+	style, body, ok := strings.Cut(page, "</style>")
+	if !ok {
+		t.Fatal("no style")
+	}
+	plain := map[string]bool{"compare": true} // has rules for its rows only
+	used := 0
+	for _, m := range regexp.MustCompile(`class="([^"]*)"`).FindAllStringSubmatch(body, -1) {
+		for class := range strings.FieldsSeq(m[1]) {
+			used++
+			if !plain[class] && !regexp.MustCompile(`\.`+class+`[ ,{]`).MatchString(style) {
+				t.Errorf("class %q has no style", class)
+			}
+		}
+	}
+	if used < 50 {
+		t.Errorf("%d classes found: this test reads the page wrongly", used)
+	}
+}
+
+// The legend's colours are the lines' colours, also beyond the eighth worker.
+func TestLegendsMatchTheirLines(t *testing.T) {
+	r := &Result{Load: make([]LoadSample, 2)}
+	for i := range r.Load {
+		r.Load[i].At = time.Duration(i) * time.Second
+		for w := range 10 {
+			r.Load[i].Workers = append(r.Load[i].Workers, WorkerLoad{Pod: fmt.Sprint("d-", w), Used: 1, Capacity: 2})
+		}
+	}
+	page := page1(t, Report{Result: r, Summary: Summarize(r, Labels{TimeScale: 1})})
+	for w := range 10 {
+		class := fmt.Sprint("w-", w%8)
+		legend := fmt.Sprintf(`<li><i class="%s"></i>d-%d</li>`, class, w)
+		line := fmt.Sprintf(`class="load %s"><title>d-%d, 50 %% at the end`, class, w)
+		if !strings.Contains(page, legend) || !strings.Contains(page, line) {
+			t.Errorf("d-%d: no %q with %q", w, legend, line)
+		}
+	}
+}
+
+// Both colour schemes define the same colours.
+func TestTheDarkSchemeLacksNoColour(t *testing.T) {
+	page := page1(t, sampleReport())
+	light, rest, _ := strings.Cut(page, "@media (prefers-color-scheme: dark)")
+	dark, _, _ := strings.Cut(rest, "* {")
+	names := func(s string) []string {
+		var out []string
+		for _, m := range regexp.MustCompile(`(--[a-z]+):`).FindAllStringSubmatch(s, -1) {
+			out = append(out, m[1])
+		}
+		slices.Sort(out)
+		return out
+	}
+	if diff := cmp.Diff(names(light), names(dark)); diff != "" || len(names(light)) < 10 {
+		t.Errorf("light and dark differ:\n%s", diff)
 	}
 }

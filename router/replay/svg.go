@@ -6,6 +6,7 @@ import (
 	"html/template"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -261,13 +262,14 @@ func loadPlot(r *Result, s Summary) template.HTML {
 				}
 			}
 		}
-		c.printf(`<polyline points="%s" class="load w-%d"><title>%s, %.0f %% at the end</title></polyline>`,
-			strings.Join(points, " "), i%workerColours, html.EscapeString(pod), last)
+		c.printf(`<polyline points="%s" class="load %s"><title>%s, %.0f %% at the end</title></polyline>`,
+			strings.Join(points, " "), workerClass(i), html.EscapeString(pod), last)
 	}
 	return c.done()
 }
 
-const workerColours = 8
+// workerClass is the colour of the i-th worker; they repeat after eight.
+func workerClass(i int) string { return "w-" + strconv.Itoa(i%8) }
 
 // thinned keeps at most a few hundred samples.
 func thinned(l []LoadSample) []LoadSample {

@@ -320,3 +320,96 @@ func TestSmallModels(t *testing.T) {
 		})
 	}
 }
+
+// interleave picks the turns that n turns in flight of c sessions would be: at
+// each step the session that is ready first sends its next turn.
+func interleave(g *Generator, n, c int) []Record {
+	type slot struct {
+		s     Session
+		next  int
+		ready time.Duration
+	}
+	slots := make([]slot, c)
+	for i := range slots {
+		slots[i].s = g.Session()
+		slots[i].ready = slots[i].s.Turns[0].Think
+	}
+	var out []Record
+	for len(out) < n {
+		first := 0
+		for i := range slots {
+			if slots[i].ready < slots[first].ready {
+				first = i
+			}
+		}
+		x := &slots[first]
+		r := x.s.Turns[x.next]
+		out = append(out, r)
+		x.next++
+		x.ready += nominalTTFT + time.Duration(r.OutputTokens)*nominalITL
+		if x.next == len(x.s.Turns) {
+			x.s, x.next = g.Session(), 0
+		}
+		x.ready += x.s.Turns[x.next].Think
+	}
+	return out
+}
+
+// The demo promises that at least 85 % of the turns after the first are Direct.
+// The workload must leave room for that with any seed: a turn can be Direct when
+// it keeps its history and adds at most τ_append = 8,192 tokens.
+func TestTheWorkloadLeavesRoomForDirectTurns(t *testing.T) {
+	const direct = 8192
+	worst, sum := 1.0, 0.0
+	const seeds = 200
+	for seed := range uint64(seeds) {
+		later, eligible := 0, 0
+		for _, r := range interleave(generator(seed), 300, 24) {
+			if r.Turn == 0 {
+				continue
+			}
+			later++
+			if !r.Reset && r.AppendTokens <= direct {
+				eligible++
+			}
+		}
+		share := float64(eligible) / float64(later)
+		worst, sum = min(worst, share), sum+share
+	}
+	if worst < .86 || sum/seeds < .91 {
+		t.Errorf("worst of %d seeds %.3f, mean %.3f; want at least 0.86 and 0.91", seeds, worst, sum/seeds)
+	}
+	t.Logf("worst of %d seeds %.3f, mean %.3f", seeds, worst, sum/seeds)
+}
+
+// Prompts fit the context that engines have by default, with their answers.
+func TestPromptsFitAContextOf128K(t *testing.T) {
+	g := generator(6)
+	longest := 0
+	for range 300 {
+		for _, r := range g.Session().Turns {
+			longest = max(longest, r.InputTokens+r.OutputTokens)
+		}
+	}
+	if longest > 128<<10 {
+		t.Errorf("a turn takes %d tokens", longest)
+	}
+	if longest < 100_000 {
+		t.Errorf("no turn takes more than %d tokens: the workload has no long contexts", longest)
+	}
+}
+
+// The run is short enough that its mean turn fits what the demo assumes.
+func TestTheMeanTurnTakesAboutEightySeconds(t *testing.T) {
+	var total time.Duration
+	n := 0
+	for seed := range uint64(20) {
+		for _, r := range interleave(generator(seed), 300, 24) {
+			total += r.Think + nominalTTFT + time.Duration(r.OutputTokens)*nominalITL
+			n++
+		}
+	}
+	if mean := total / time.Duration(n); mean < 65*time.Second || mean > 95*time.Second {
+		t.Errorf("a turn takes %v", mean)
+	}
+}

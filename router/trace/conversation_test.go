@@ -3,6 +3,8 @@ package trace
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -325,5 +327,101 @@ func BenchmarkConversationTurn(b *testing.B) {
 		c.Answer("a short answer")
 		c.Turn(Record{AppendTokens: 700})
 		c.turns, c.adds = c.turns[:1], 0
+	}
+}
+
+// The samples, spoken: what a client would send for every schema, as text.
+func TestSpokenSamples(t *testing.T) {
+	for _, f := range Formats() {
+		t.Run(string(f), func(t *testing.T) {
+			var b strings.Builder
+			for _, s := range decode(t, Options{Boilerplate: Boilerplate{"a": {64, 64}}}, sample(t, f)).Sessions() {
+				c := NewConversation(s.ID)
+				for _, r := range s.Turns {
+					fmt.Fprintf(&b, "--- session %s turn %d, %d tokens in, %d out, think %v\n", s.ID, r.Turn, r.InputTokens,
+						r.OutputTokens, r.Think)
+					for _, m := range spoken(t, c.Turn(r)) {
+						fmt.Fprintf(&b, "%s (%d bytes): %.40q\n", m.Role, len(m.Content), m.Content)
+					}
+					c.Answer(answerOf(fmt.Sprint(r.Turn), min(r.OutputTokens, 3)))
+				}
+			}
+			path := filepath.Join("testdata", "spoken", string(f)+".txt")
+			if os.Getenv("KVC_UPDATE") != "" {
+				if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), b.String()); diff != "" {
+				t.Errorf("(KVC_UPDATE=1 rewrites %s)\n%s", path, diff)
+			}
+		})
+	}
+}
+
+// Mooncake's last block is partial: its id belongs to that one length, and the
+// next turn names the same tokens by another id.
+func TestAPartialLastBlockIsContinued(t *testing.T) {
+	const bt = 10
+	rec := func(in int, runs ...Run) Record {
+		return Record{InputTokens: in, BlockTokens: bt, Blocks: runs, SharedTokens: bt}
+	}
+	c := NewConversation("s")
+	first := spoken(t, c.Turn(rec(25, Run{0, 1, 2}, Run{0, 77, 1}))) // blocks 1 2, and five tokens of 77
+	c.Answer("okay")
+	second := spoken(t, c.Turn(rec(40, Run{0, 1, 2}, Run{0, 88, 2})))
+	if got := roles(second); got != "system user assistant user" {
+		t.Fatalf("roles %s", got)
+	}
+	if second[1] != first[1] || second[2].Content != "okay" {
+		t.Error("the turn before is not repeated as it was")
+	}
+	if len(prompt(second)) != 40*BytesPerToken {
+		t.Errorf("%d bytes for 40 tokens", len(prompt(second)))
+	}
+	// A whole last block is no tail: another id there is another text.
+	d := NewConversation("s")
+	d.Turn(rec(30, Run{0, 1, 2}, Run{0, 77, 1}))
+	d.Answer("okay")
+	if got := roles(spoken(t, d.Turn(rec(40, Run{0, 1, 2}, Run{0, 88, 2})))); got != "system user" {
+		t.Errorf("after an edit of a whole block: %s", got)
+	}
+}
+
+// Two different blocks never begin alike, or prefix caches would find them equal.
+func TestTextsOfBlocksDiffer(t *testing.T) {
+	seen := make(map[string]string)
+	for space := range Space(20) {
+		for id := range int64(2000) {
+			text := string(appendTokens(nil, space, id, 0, 6))
+			if other, ok := seen[text]; ok {
+				t.Fatalf("block %d/%d begins like %s: %q", space, id, other, text)
+			}
+			seen[text] = fmt.Sprintf("%d/%d", space, id)
+		}
+	}
+}
+
+func TestTextLooksLikeWords(t *testing.T) {
+	text := string(appendTokens(nil, 3, 4, 0, 4000))
+	spaces := strings.Count(text, " ")
+	if share := float64(spaces) / float64(len(text)); share < .08 || share > .14 {
+		t.Errorf("%.3f of the bytes end words", share)
+	}
+	for i, c := range []byte(text) {
+		if c != ' ' && (c < 'a' || c > 'z') {
+			t.Fatalf("byte %d is %q", i, c)
+		}
+	}
+}
+
+func TestSpacesOfNames(t *testing.T) {
+	a, b := spaceOf("session", "x"), spaceOf("agent-opening", "x")
+	if a == b || a == Global || spaceOf("session", "x") != a || spaceOf("session", "y") == a {
+		t.Errorf("spaces %d, %d", a, b)
 	}
 }
