@@ -14,7 +14,7 @@ func NearestRank(sorted []float64, p float64) float64 {
 	if n == 0 {
 		return math.NaN()
 	}
-	rank := int(math.Ceil(p / 100 * float64(n)))
+	rank := int(math.Ceil(p * float64(n) / 100)) // multiplied first: exact for whole percentiles
 	return sorted[min(max(rank, 1), n)-1]
 }
 
