@@ -15,6 +15,7 @@ type LedgerConfig struct {
 	Prefill        bool // a P worker's prompt cache: no admission, no protection
 	DirectPath     DirectPath
 	Params         Params
+	MaxInputTokens int     // longest prompt the engine takes (max_req_input_len); 0 = K_d
 	TokensPerBlock float64 // initial ratio; learnt from usage afterwards (about 24)
 }
 
@@ -199,7 +200,11 @@ func (l *Ledger) start(t *turn) {
 	l.lockPath(t.held)
 	l.touch(t.held)
 	l.touch(t.plan.base) // after its tail, so that a block never looks older than what hangs on it
-	t.tokens = l.room(t.plan.missing + t.plan.reserve)
+	need := t.plan.missing + t.plan.reserve
+	if l.tooLong(&t.plan) {
+		need = min(need, l.cfg.CapacityTokens-l.used) // nothing makes room for what the engine will refuse
+	}
+	t.tokens = l.room(need)
 	l.used += t.tokens
 	l.locked += t.tokens
 	l.active++
@@ -208,6 +213,17 @@ func (l *Ledger) start(t *turn) {
 		s.lastUse = l.now
 		l.markDirty(s)
 	}
+}
+
+// tooLong reports whether a prompt is longer than the engine takes: its refusal
+// evicts nothing, so neither may the ledger. Should the estimate be wrong and
+// the turn succeed, its credit makes the room.
+func (l *Ledger) tooLong(p *plan) bool {
+	most := l.cfg.CapacityTokens
+	if l.cfg.MaxInputTokens > 0 {
+		most = min(most, l.cfg.MaxInputTokens)
+	}
+	return p.resident+p.missing > most
 }
 
 // Fits reports whether the turn can start without exceeding K_d, counting what

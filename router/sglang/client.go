@@ -66,6 +66,7 @@ type ServerInfo struct {
 	Mode               string          `json:"disaggregation_mode"` // null | prefill | decode; "" = null
 	PageSize           int             `json:"page_size"`
 	MaxTotalTokens     int             `json:"max_total_num_tokens"` // K_d
+	MaxInputTokens     int             `json:"max_req_input_len"`    // longest prompt it takes; 0 = not said
 	MaxRunningRequests int             `json:"max_running_requests"`
 	DPSize             int             `json:"dp_size"`
 	BootstrapPort      int             `json:"disaggregation_bootstrap_port"`

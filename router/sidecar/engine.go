@@ -206,7 +206,7 @@ func (s *Sidecar) adopt(info *sglang.ServerInfo) {
 
 func (s *Sidecar) newLedger(info *sglang.ServerInfo) *kvc.Ledger {
 	return kvc.NewLedger(kvc.LedgerConfig{
-		CapacityTokens: info.MaxTotalTokens, PageSize: info.PageSize,
+		CapacityTokens: info.MaxTotalTokens, PageSize: info.PageSize, MaxInputTokens: info.MaxInputTokens,
 		Prefill: s.cfg.Role == fleet.Prefill, DirectPath: s.cfg.DirectPath,
 		Params: s.params(), TokensPerBlock: block.IDs,
 	})
