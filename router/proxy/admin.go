@@ -74,9 +74,7 @@ func (p *Proxy) workerStatus(w *worker, ws state.WorkerStats) admission.RouterWo
 	if g := w.hello.Load(); g != nil && r.CapacityTokens == 0 {
 		r.CapacityTokens = g.capacity // before the first heartbeat
 	}
-	if w.position != nil {
-		r.Seq = w.position().Seq
-	}
+	r.Seq = w.follower.Position().Seq
 	if w.draining() {
 		r.State = "Draining"
 	}

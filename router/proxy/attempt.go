@@ -134,7 +134,7 @@ func (a *attempt) sendDecode(admit admission.Admit, lease string) {
 	a.sent, a.report, a.sure = true, report, admit != admission.AdmitAsk
 	a.queued = admit == admission.AdmitNone
 	a.d.turns.start(a.id, a.t.req.Session)
-	a.t.proxy.metrics.Inflight(a.d.Name, string(a.d.Role), +1)
+	a.t.proxy.series.leg(a.d, +1)
 	h := a.header(a.d, admission.Turn{Leg: admission.LegDecode, Admit: admit, Lease: lease,
 		Turn: a.t.req.Turn, Class: a.t.req.Class, PrefillUncached: a.uncached})
 	var once sync.Once // a transport may write a request twice
@@ -249,11 +249,11 @@ func (a *attempt) sendPrefill() {
 		report = func(error) {} // it was chosen before its breaker opened: one more try does no harm
 	}
 	req := a.request(a.ctx, a.p, a.header(a.p, admission.Turn{Leg: admission.LegPrefill}))
-	p.metrics.Inflight(a.p.Name, string(a.p.Role), +1)
+	p.series.leg(a.p, +1)
 	p.background.Go(func() {
 		f := a.runPrefill(req)
 		report(f.health())
-		p.metrics.Inflight(a.p.Name, string(a.p.Role), -1)
+		p.series.leg(a.p, -1)
 		if f != nil {
 			a.cancel(f) // keeps an earlier cause
 		}
@@ -346,7 +346,7 @@ func (a *attempt) end(how ending, health error) {
 	closeBody(a.resp)
 	a.tell(health)
 	if a.sent {
-		a.t.proxy.metrics.Inflight(a.d.Name, string(a.d.Role), -1)
+		a.t.proxy.series.leg(a.d, -1)
 		switch {
 		case how != cancelled:
 			a.d.turns.end(a.id)

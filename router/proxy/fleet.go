@@ -10,6 +10,7 @@ import (
 	"github.com/kvc-dev/kvc/router/fleet"
 	"github.com/kvc-dev/kvc/router/kvc"
 	"github.com/kvc-dev/kvc/router/state"
+	"github.com/kvc-dev/kvc/router/telemetry"
 )
 
 // Apply takes a fleet. A worker that left is forgotten with everything believed
@@ -26,6 +27,7 @@ func (p *Proxy) Apply(f *fleet.File) {
 		w := old[fw.ID]
 		if w == nil || !sameWorker(w.Worker, fw) {
 			w = p.newWorker(fw)
+			p.prepare(w)
 			started = append(started, w)
 		}
 		next[fw.ID] = w
@@ -39,7 +41,8 @@ func (p *Proxy) Apply(f *fleet.File) {
 	p.fleet.Store(f)
 	for id, w := range old {
 		if next[id] != w {
-			p.retire(w, next)
+			w.gone()
+			p.series.worker(w.Name, -1)
 		}
 	}
 	for _, w := range started {
@@ -53,17 +56,6 @@ func (p *Proxy) Apply(f *fleet.File) {
 func sameWorker(a, b fleet.Worker) bool {
 	return a.URL == b.URL && a.Role == b.Role && a.Name == b.Name &&
 		(a.Bootstrap == b.Bootstrap || a.Bootstrap != nil && b.Bootstrap != nil && *a.Bootstrap == *b.Bootstrap)
-}
-
-// retire ends a worker's follower and its metric series (R105).
-func (p *Proxy) retire(w *worker, next map[kvc.WorkerID]*worker) {
-	w.gone()
-	for _, o := range next {
-		if o.Name == w.Name {
-			return // the series belong to the name's new incarnation
-		}
-	}
-	p.metrics.WorkerGone(w.Name)
 }
 
 // setStates tells the beliefs which workers drain now.
@@ -86,29 +78,31 @@ func (p *Proxy) setStates() {
 	}
 }
 
-// follow keeps the beliefs about w up to date until it leaves the fleet.
-func (p *Proxy) follow(w *worker) {
-	ctx, cancel := context.WithCancel(p.life)
-	w.gone = cancel
-	p.metrics.Trusted(w.Name, false)
-	f := feed.NewFollower(feed.FollowerConfig{
+// prepare makes w's follower; others may see w from then on.
+func (p *Proxy) prepare(w *worker) {
+	w.life, w.gone = context.WithCancel(p.life)
+	w.follower = feed.NewFollower(feed.FollowerConfig{
 		URL: w.URL, Worker: w.ID, Token: p.out.tokens.First,
 		Client: &http.Client{Transport: p.out.feeds, CheckRedirect: noRedirect}, Log: p.log,
-	}, &sink{p: p, w: w, ctx: ctx})
-	w.position = f.Position
+	}, &sink{p: p, w: w})
+	p.series.worker(w.Name, +1)
+	p.series.set(w.Name, func(m *telemetry.Router) { m.Trusted(w.Name, false) })
+}
+
+// follow keeps the beliefs about w up to date until it leaves the fleet.
+func (p *Proxy) follow(w *worker) {
 	go func() {
 		defer close(w.done)
 		defer w.probes.Wait()
-		_ = f.Run(ctx) // it ends with ctx only
+		_ = w.follower.Run(w.life) // it ends with its context only
 		w.turns.reset()
 	}()
 }
 
 // sink applies one worker's feed.
 type sink struct {
-	p   *Proxy
-	w   *worker
-	ctx context.Context
+	p *Proxy
+	w *worker
 }
 
 var _ feed.Sink = (*sink)(nil)
@@ -131,12 +125,12 @@ func (s *sink) probeHint(epoch string) {
 	for try := range hintTries {
 		if try > 0 {
 			select {
-			case <-s.ctx.Done():
+			case <-s.w.life.Done():
 				return
 			case <-time.After(hintPause):
 			}
 		}
-		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+		ctx, cancel := context.WithTimeout(s.w.life, 2*time.Second)
 		ok, err := s.p.client.Hint(ctx, s.w.URL)
 		cancel()
 		switch {
@@ -216,10 +210,10 @@ func (s *sink) Trusted(ok bool, cause feed.Cause) {
 	s.p.state.SetTrusted(s.w.ID, ok)
 	s.w.trusted.Store(ok)
 	s.p.settle()
-	if s.p.worker(s.w.ID) == nil {
-		return // removed: its series are gone
+	if s.p.worker(s.w.ID) != s.w {
+		return // removed: the series are another's, or gone
 	}
-	s.p.metrics.Trusted(s.w.Name, ok)
+	s.p.series.set(s.w.Name, func(m *telemetry.Router) { m.Trusted(s.w.Name, ok) })
 	if !ok {
 		s.p.metrics.Untrusted(string(cause))
 	}

@@ -482,14 +482,21 @@ func (p *pool) quiet() {
 	})
 }
 
+// count is the number of a metric's series with these labels.
+func (p *pool) count(name string, want ...string) int { n, _ := p.series(name, want...); return n }
+
 // sum adds up a metric's series whose labels contain all of want ("k=v").
 func (p *pool) sum(name string, want ...string) float64 {
+	_, total := p.series(name, want...)
+	return total
+}
+
+func (p *pool) series(name string, want ...string) (n int, total float64) {
 	p.t.Helper()
 	fams, err := p.metrics.Registry().Gather()
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	total := 0.0
 	for _, f := range fams {
 		if f.GetName() != name {
 			continue
@@ -505,10 +512,11 @@ func (p *pool) sum(name string, want ...string) float64 {
 					continue series
 				}
 			}
+			n++
 			total += m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
 		}
 	}
-	return total
+	return n, total
 }
 
 // answer is what a client got.

@@ -105,6 +105,7 @@ type Proxy struct {
 	die     context.CancelFunc
 
 	rooms      rooms
+	series     series
 	bufs       sync.Pool // *bytes.Buffer
 	relayBufs  sync.Pool // *[]byte
 	scratch    sync.Pool // *block.Scratch
@@ -124,6 +125,7 @@ func New(o Options) *Proxy {
 		decisions: newDecisionLog(),
 		settling:  newSettling(),
 	}
+	p.series.metrics = o.Metrics
 	p.client = p.out.client()
 	p.session.Store(&o.Session)
 	p.askLimit.Store(int64(o.AskTimeout))

@@ -13,6 +13,7 @@ import (
 	"github.com/kvc-dev/kvc/router/feed"
 	"github.com/kvc-dev/kvc/router/fleet"
 	"github.com/kvc-dev/kvc/router/kvc"
+	"github.com/kvc-dev/kvc/router/telemetry"
 )
 
 // worker is what the proxy keeps about one incarnation: how to reach it, and
@@ -35,10 +36,11 @@ type worker struct {
 	drained      atomic.Bool // the fleet says so
 	saysDraining atomic.Bool // the worker says so
 
+	follower *feed.Follower
+	life     context.Context    // of the follower
 	gone     context.CancelFunc // stops the follower
 	done     chan struct{}      // the follower has ended
 	probes   sync.WaitGroup     // hint probes
-	position func() feed.Position
 }
 
 // draining is true when anyone says so (wire.md §6).
@@ -114,10 +116,10 @@ const (
 func (p *Proxy) newWorker(fw fleet.Worker) *worker {
 	w := &worker{Worker: fw, asks: make(chan struct{}, p.opt.AsksPerWorker), done: make(chan struct{})}
 	w.admit = newBreaker(admitFaults, admitPause, func(to gobreaker.State) {
-		p.metrics.Breaker(fw.Name, "admission", to != gobreaker.StateClosed)
+		p.series.set(fw.Name, func(m *telemetry.Router) { m.Breaker(fw.Name, "admission", to != gobreaker.StateClosed) })
 	})
 	w.data = newBreaker(dataFaults, dataPause, func(to gobreaker.State) {
-		p.metrics.Breaker(fw.Name, "data", to != gobreaker.StateClosed)
+		p.series.set(fw.Name, func(m *telemetry.Router) { m.Breaker(fw.Name, "data", to != gobreaker.StateClosed) })
 		p.state.SetAvailable(fw.ID, to != gobreaker.StateOpen)
 		if to == gobreaker.StateOpen {
 			// Nobody is sent to an unavailable worker, so nobody would notice
