@@ -155,7 +155,7 @@ func TestTailPrefersThePanic(t *testing.T) {
 			if err := os.WriteFile(path, []byte(tc.log), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if got := tail(path, 0, 3); got != tc.want {
+			if got := tail(path, 0); got != tc.want {
 				t.Errorf("tail = %q, want %q", got, tc.want)
 			}
 		})
@@ -164,10 +164,10 @@ func TestTailPrefersThePanic(t *testing.T) {
 	if err := os.WriteFile(path, []byte("earlier run\nthis run\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := tail(path, int64(len("earlier run\n")), 3); got != "this run" {
+	if got := tail(path, int64(len("earlier run\n"))); got != "this run" {
 		t.Errorf("tail of the second run = %q", got)
 	}
-	if got := tail(filepath.Join(t.TempDir(), "absent"), 0, 3); got != "" {
+	if got := tail(filepath.Join(t.TempDir(), "absent"), 0); got != "" {
 		t.Errorf("tail of no file = %q", got)
 	}
 }

@@ -110,8 +110,8 @@ func (p *process) killed() bool {
 // tail returns the last words of a log, from an offset on, in one line: the panic
 // that ended a Go program, which stands above its goroutines, or else the last
 // lines.
-func tail(path string, from int64, lines int) string {
-	const most = 64 << 10
+func tail(path string, from int64) string {
+	const most, lines = 64 << 10, 3
 	f, err := os.Open(path)
 	if err != nil {
 		return ""

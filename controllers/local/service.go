@@ -150,7 +150,7 @@ func complaint(body []byte) string {
 // the others. A process that was killed had no chance to say why.
 func (p *process) describeEnd() string {
 	out := p.exitReason()
-	if last := tail(p.log, p.from, 3); last != "" && !p.killed() {
+	if last := tail(p.log, p.from); last != "" && !p.killed() {
 		out += "; its last lines: " + last
 	}
 	return out + " (log: " + p.log + ")"

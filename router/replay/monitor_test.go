@@ -323,7 +323,8 @@ func TestSinceCountsRestartsFromZero(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			c := tc.after.since(tc.before)
-			if *c.PinChanges != tc.pins || *c.DecodePrefill != tc.decode || *c.TransferredTokens != tc.moved || *c.PrefillTokens != 0 {
+			if *c.PinChanges != tc.pins || *c.DecodePrefill != tc.decode ||
+				*c.TransferredTokens != tc.moved || *c.PrefillTokens != 0 {
 				t.Errorf("pins %d, computed on D %d, moved %d; want %d, %d, %d", *c.PinChanges, *c.DecodePrefill,
 					*c.TransferredTokens, tc.pins, tc.decode, tc.moved)
 			}

@@ -114,7 +114,9 @@ func (r *Raw) Post(path, body string, head ...string) {
 // Answer reads a whole answer.
 func (r *Raw) Answer() Answer {
 	r.t.Helper()
-	return read(r.Response())
+	resp := r.Response()
+	defer func() { _ = resp.Body.Close() }()
+	return read(resp)
 }
 
 // Response reads an answer's head.
