@@ -34,11 +34,9 @@ type request struct {
 // fake is an OpenAI-compatible server that answers with as many words as asked.
 type fake struct {
 	*httptest.Server
-	mu       sync.Mutex
-	seen     []request
-	inFlight map[string]int
-	most     int // sessions in flight at once
-	conns    atomic.Int64
+	mu    sync.Mutex
+	seen  []request
+	conns atomic.Int64
 
 	mode   func(n int) string                                  // header by request number, "" = none
 	answer func(w http.ResponseWriter, r *http.Request, n int) // nil = stream
@@ -47,7 +45,7 @@ type fake struct {
 
 func newFake(t *testing.T) *fake {
 	t.Helper()
-	f := &fake{inFlight: make(map[string]int)}
+	f := &fake{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, `{"object":"list","data":[{"id":"m1"}]}`)
@@ -83,16 +81,7 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	n := len(f.seen)
 	f.seen = append(f.seen, q)
-	f.inFlight[q.Session]++
-	f.most = max(f.most, len(f.inFlight))
 	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.inFlight[q.Session]--; f.inFlight[q.Session] == 0 {
-			delete(f.inFlight, q.Session)
-		}
-	}()
 	if f.mode != nil {
 		w.Header().Set("X-Kvc-Mode", f.mode(n))
 		w.Header().Set("X-Kvc-Worker", "decode-0")

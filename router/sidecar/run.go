@@ -188,6 +188,10 @@ func (t *turn) outcome(resp *http.Response, rl *relay, err error) kvc.Outcome {
 	left := t.gone
 	t.mu.Unlock()
 	switch {
+	case rl.obs.Done && rl.obs.ErrorCode == 0 && resp.StatusCode/100 == 2:
+		// The whole answer passed. Clients that close at [DONE], before the end
+		// of the body, have it all the same.
+		return kvc.OutcomeOK
 	case errors.Is(err, errEngine) && !left:
 		t.s.suspect()
 		return kvc.OutcomeError
