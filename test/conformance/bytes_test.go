@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvc-dev/kvc/router/kvc"
 	"github.com/kvc-dev/kvc/router/proxy"
-	"github.com/kvc-dev/kvc/router/scan"
 	"github.com/kvc-dev/kvc/test/conformance/kit"
 )
 
@@ -390,5 +389,3 @@ func TestR23_BrokenBodies(t *testing.T) {
 		t.Error("a breaker is open")
 	}
 }
-
-var _ = scan.Limits{}

@@ -1,8 +1,6 @@
 package conformance
 
 import (
-	"bytes"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -136,6 +134,3 @@ func unified(t *testing.T, o kit.Options) *kit.Pool {
 	o.Path = kvc.Unified
 	return kit.New(t, o)
 }
-
-var _ = http.StatusOK
-var _ = bytes.Equal

@@ -76,9 +76,13 @@ func TestR80_FailingSideCallsAreNotTheWorkers(t *testing.T) {
 		"500": func(w http.ResponseWriter, _ *http.Request, _ admission.Question) {
 			w.WriteHeader(http.StatusInternalServerError)
 		},
-		"503":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { admission.WriteError(w, 503, "x") },
-		"404":       func(w http.ResponseWriter, r *http.Request, _ admission.Question) { http.NotFound(w, r) },
-		"401":       func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { admission.WriteError(w, 401, "x") },
+		"503": func(w http.ResponseWriter, _ *http.Request, _ admission.Question) {
+			admission.WriteError(w, http.StatusServiceUnavailable, "x")
+		},
+		"404": func(w http.ResponseWriter, r *http.Request, _ admission.Question) { http.NotFound(w, r) },
+		"401": func(w http.ResponseWriter, _ *http.Request, _ admission.Question) {
+			admission.WriteError(w, http.StatusUnauthorized, "x")
+		},
 		"no answer": func(_ http.ResponseWriter, r *http.Request, _ admission.Question) { <-r.Context().Done() },
 		"garbage":   func(w http.ResponseWriter, _ *http.Request, _ admission.Question) { _, _ = w.Write([]byte("<html>")) },
 		"nonsense": func(w http.ResponseWriter, _ *http.Request, _ admission.Question) {
