@@ -59,30 +59,37 @@ func TestR35_HopByHopHeadersOfTheAnswer(t *testing.T) {
 		"a stream with a length (R36)": {head + fmt.Sprintf("Content-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s", len(stream), stream), stream},
 		"a refusal":                    {strings.Replace(head, "200 OK", "400 No", 1) + fmt.Sprintf("Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(whole), whole), whole},
 	} {
-		t.Run(name, func(t *testing.T) {
-			p := unified(t, kit.Options{})
-			p.D[0].Engine.Always(func(ex *kit.Exchange) { ex.Raw(tc.answer) })
-			c := kit.Dial(t, p.Addr)
-			c.Post("/v1/chat/completions", streamBody)
-			a := c.Answer()
-			if a.Body != tc.body {
-				t.Errorf("body %q, want %q", a.Body, tc.body)
-			}
-			for _, h := range connectionHeaders {
-				if v := a.Header.Get(h); v != "" && h != "Connection" {
-					t.Errorf("the client got %s: %s", h, v)
+		for from, peers := range map[string]bool{"an engine": false, "a sidecar": true} {
+			t.Run(name+", of "+from, func(t *testing.T) {
+				p := unified(t, kit.Options{Peers: peers})
+				p.D[0].Engine.Always(func(ex *kit.Exchange) { ex.Raw(tc.answer) })
+				c := kit.Dial(t, p.Addr)
+				c.Post("/v1/chat/completions", streamBody)
+				a := c.Answer()
+				if a.Body != tc.body {
+					t.Errorf("body %q, want %q", a.Body, tc.body)
 				}
-			}
-			if strings.Contains(strings.ToLower(a.Header.Get("Connection")), "x-foo") || a.Header.Get("X-Kvc-Worker") == "forged" {
-				t.Errorf("headers %v", a.Header)
-			}
-			if a.Header.Get("X-Stays") != "yes" || len(a.Header["Set-Cookie"]) != 2 {
-				t.Errorf("end-to-end headers were lost: %v", a.Header)
-			}
-			if strings.Contains(name, "stream") && a.Header.Get("Content-Length") != "" {
-				t.Errorf("R36: a stream came with Content-Length %s", a.Header.Get("Content-Length"))
-			}
-		})
+				if strings.Contains(name, "stream") && a.Header.Get("Content-Length") != "" {
+					t.Errorf("R36: a stream came with Content-Length %s", a.Header.Get("Content-Length"))
+				}
+				checkAnswerHeader(t, a.Header)
+			})
+		}
+	}
+}
+
+func checkAnswerHeader(t *testing.T, got http.Header) {
+	t.Helper()
+	for _, h := range connectionHeaders {
+		if v := got.Get(h); v != "" && h != "Connection" {
+			t.Errorf("the client got %s: %s", h, v)
+		}
+	}
+	if strings.Contains(strings.ToLower(got.Get("Connection")), "x-foo") || got.Get("X-Kvc-Worker") == "forged" {
+		t.Errorf("headers %v", got)
+	}
+	if got.Get("X-Stays") != "yes" || len(got["Set-Cookie"]) != 2 {
+		t.Errorf("end-to-end headers were lost: %v", got)
 	}
 }
 
