@@ -191,6 +191,18 @@ func sized(n int) string {
 	return head + strings.Repeat("x", n-len(head)-len(tail)) + tail
 }
 
+// The router strips too: a sidecar may be older than it.
+func TestR53_StrippedAtTheRouter(t *testing.T) {
+	p := unified(t, kit.Options{Peers: true})
+	p.OK(kit.Request{Body: conversation(0, `"bootstrap_room":7,"bootstrap_h\u006fst":"evil","do_local_prefill":true,"bootstrap_port":1`)})
+	checkSame(t, "the body", p.D[0].Engine.AwaitLegs(1)[0].Body, kit.Chat("ann", 0, false))
+	for _, key := range injected {
+		if n := copies(t, p.D[0].Engine.AwaitLegs(1)[0].Body, key); n != 0 {
+			t.Errorf("%d copies of %s passed the router", n, key)
+		}
+	}
+}
+
 func TestR25_BodySizes(t *testing.T) {
 	const limit = 2 << 20
 	log := logged()

@@ -102,6 +102,9 @@ func TestR80_FailingSideCallsAreNotTheWorkers(t *testing.T) {
 			for k := range 6 { // twice the reject threshold
 				a := p.OK(kit.Request{Body: kit.Chat("ann", k+1, true), Session: "s"})
 				wantMode(t, a, kvc.Fallback)
+				if got := a.Header.Get("X-Kvc-Reason"); got != string(kvc.ReasonUnanswered) {
+					t.Errorf("reason %q: a failing question was taken for a refusal", got)
+				}
 				p.Settled()
 			}
 			if n := p.Metric("kvc_router_breaker_open", "kind", "data"); n != 0 {
