@@ -155,6 +155,20 @@ func (o *output) register(f *pflag.FlagSet, report string) {
 	f.StringVar(&o.turns, "turn-log", "", "write one JSON object per turn to this file")
 }
 
+// check finds a report that could not be written before the run is made, not
+// after it.
+func (o *output) check() error {
+	for flag, path := range map[string]string{"--report": o.report, "--turn-log": o.turns} {
+		if path == "" {
+			continue
+		}
+		if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
+			return fmt.Errorf("%s %s: the folder %s does not exist; create it or name another file", flag, path, filepath.Dir(path))
+		}
+	}
+	return nil
+}
+
 // newBenchCmd replays a workload against any OpenAI-compatible server.
 func newBenchCmd() *cobra.Command {
 	var (
@@ -171,6 +185,9 @@ func newBenchCmd() *cobra.Command {
 			"after a think time. It prints a table by mode and can write a JSON line and an HTML report.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
 			m, err := newMonitor(metricsURL, fleetFile, pool)
 			if err != nil {
 				return err

@@ -310,6 +310,8 @@ func TestBenchRefusesInOneSentence(t *testing.T) {
 		"no such fleet": {[]string{"--url", url, "--fleet", filepath.Join(dir, "no")}, "read the fleet file: open ", 1},
 		"no such index": {[]string{"--url", url, "--trace", broken, "--trace-index", filepath.Join(dir, "no")},
 			"open the sessions index: open ", 1},
+		"a report in no folder": {[]string{"--url", url, "--report", filepath.Join(dir, "no", "r.html")},
+			"--report " + filepath.Join(dir, "no", "r.html") + ": the folder " + filepath.Join(dir, "no") + " does not exist", 1},
 		"a flag that is no number": {[]string{"--turns", "many"}, `invalid argument "many"`, 2},
 	}
 	for name, tc := range cases {

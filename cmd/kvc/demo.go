@@ -79,6 +79,9 @@ func (d *demo) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := d.out.check(); err != nil {
+		return err
+	}
 	if d.timeScale == 0 {
 		d.timeScale = d.defaultScale()
 	}
