@@ -163,7 +163,8 @@ func (o *output) check() error {
 			continue
 		}
 		if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
-			return fmt.Errorf("%s %s: the folder %s does not exist; create it or name another file", flag, path, filepath.Dir(path))
+			return fmt.Errorf("%s %s: the folder %s does not exist; create it or name another file",
+				flag, path, filepath.Dir(path))
 		}
 	}
 	return nil
