@@ -95,10 +95,7 @@ func Parse(name string, data []byte) (*File, error) {
 // Write stores f atomically: a reader sees the old file or the new one, also
 // after a crash (write, fsync, rename, fsync of the directory).
 func Write(path string, f *File) error {
-	data, err := yaml.Marshal(f)
-	if err != nil {
-		return fmt.Errorf("encode fleet file: %w", err)
-	}
+	data := encode(f)
 	if _, err := Parse(path, data); err != nil {
 		return fmt.Errorf("refuse to write an invalid fleet file: %w", err)
 	}

@@ -270,3 +270,31 @@ func FuzzFleetFile(f *testing.F) {
 		}
 	})
 }
+
+// The file reads as wire.md §7 shows it; what YAML could misread is quoted.
+func TestWriteLooksLikeTheContract(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	f := &File{Version: 1, Pool: Pool{Namespace: "local", Name: "? 0", Model: "Qwen/Qwen3-32B", Aliases: []string{"qwen3", "no"}},
+		Workers: []Worker{
+			{Name: "decode-0", ID: "8f", Role: Decode, URL: "http://127.0.0.1:9301", Revision: "r1", State: Active,
+				Topology: map[string]string{"rail": "a", "a: b": "1"}},
+			{Name: "prefill-0", ID: "p", Role: Prefill, URL: "http://[::1]:9300", Bootstrap: &Bootstrap{Host: "::1", Port: 8998}},
+		}}
+	if err := Write(path, f); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `version: 1
+pool: {namespace: local, name: "? 0", model: Qwen/Qwen3-32B, aliases: [qwen3, "no"]}
+workers:
+- {name: decode-0, id: "8f", role: decode, url: "http://127.0.0.1:9301", revision: r1, state: Active, ` +
+		`topology: {"a: b": "1", rail: a}}
+- {name: prefill-0, id: p, role: prefill, url: "http://[::1]:9300", bootstrap: {host: "::1", port: 8998}}
+`
+	if d := cmp.Diff(want, string(got)); d != "" {
+		t.Errorf("file (-want +got):\n%s", d)
+	}
+}
