@@ -185,7 +185,7 @@ func TestBenchWritesEveryTurn(t *testing.T) {
 		t.Errorf("%d lines (%v), want 7", bytes.Count(data, []byte("\n")), err)
 	}
 	_, err = runKVC(t, "bench", "--url", answerer(t), "--turns", "1", "--time-scale", "100000", "--turn-log", "/no/such/file")
-	if err == nil || !strings.HasPrefix(err.Error(), "create /no/such/file: ") {
+	if err == nil || !strings.HasPrefix(err.Error(), "--turn-log /no/such/file: the folder ") {
 		t.Errorf("error = %v", err)
 	}
 }
