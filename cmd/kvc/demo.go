@@ -157,12 +157,23 @@ func (d *demo) profile(ctx context.Context, p v1alpha1.DirectPath, keep bool) (r
 	if err != nil {
 		return replay.Report{}, fmt.Errorf("%w (logs in %s)", err, filepath.Join(c.Dir(), "logs"))
 	}
+	if run.Summary.Errors == 0 && !keep {
+		defer d.tidy(c)
+	}
 	if keep {
 		d.say("The pool keeps running at %s (admin %s, logs in %s); Ctrl-C stops it.\n", c.URL(), c.AdminURL(),
 			filepath.Join(c.Dir(), "logs"))
 		<-ctx.Done()
 	}
 	return run, nil
+}
+
+// tidy removes the files of a run that went well; logs are for those that did not.
+func (d *demo) tidy(c *local.Cluster) {
+	c.Stop()
+	if err := os.RemoveAll(c.Dir()); err != nil {
+		d.say("The run's files stay in %s: %v\n", c.Dir(), err)
+	}
 }
 
 func (d *demo) bench(ctx context.Context, c *local.Cluster, p v1alpha1.DirectPath) (replay.Report, error) {

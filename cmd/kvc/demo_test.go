@@ -117,11 +117,21 @@ func TestDemoScale(t *testing.T) {
 func demoCommand(t *testing.T, dir string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "kvc"), append([]string{"demo"}, args...)...)
-	cmd.Env = append(os.Environ(), "KVC_TIME_SCALE=")
+	cmd.Env = append(os.Environ(), "KVC_TIME_SCALE=", "TMPDIR="+temporary(t, dir))
 	cmd.Dir = dir
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that kvc ends its children
 	cmd.WaitDelay = 10 * time.Second
 	return cmd
+}
+
+// temporary is where the runs from dir keep their files.
+func temporary(t *testing.T, dir string) string {
+	t.Helper()
+	tmp := filepath.Join(dir, "tmp")
+	if err := os.MkdirAll(tmp, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return tmp
 }
 
 // The whole main job in small: real processes, real sockets.
@@ -160,6 +170,9 @@ func demoCompares(t *testing.T, dir string) {
 		if !strings.Contains(stdout.String()+stderr.String(), want) {
 			t.Errorf("the output lacks %q", want)
 		}
+	}
+	if left, err := os.ReadDir(temporary(t, dir)); err != nil || len(left) > 0 {
+		t.Errorf("%d run directories left (%v): runs that went well leave none", len(left), err)
 	}
 	if data, err := os.ReadFile(report); err != nil || strings.Count(string(data), "<section>") != 3 {
 		t.Errorf("report: %v, want three sections", err)
