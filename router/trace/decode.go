@@ -3,6 +3,7 @@ package trace
 import (
 	"bufio"
 	"bytes"
+	"compress/flate"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -245,7 +246,7 @@ func (l *lines) next() ([]byte, error) {
 				continue
 			}
 			if err != nil && !errors.Is(err, io.EOF) {
-				return nil, fmt.Errorf("read %s line %d: %w", l.name, l.n, err)
+				return nil, l.readError(err)
 			}
 			data := bytes.TrimSpace(l.buf)
 			if len(data) > 0 {
@@ -257,6 +258,17 @@ func (l *lines) next() ([]byte, error) {
 			break
 		}
 	}
+}
+
+// readError tells content that is broken, a gzip stream that was cut or damaged,
+// from a reader that failed.
+func (l *lines) readError(err error) error {
+	_, corrupt := errors.AsType[flate.CorruptInputError](err)
+	if corrupt || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, gzip.ErrChecksum) ||
+		errors.Is(err, gzip.ErrHeader) {
+		return l.at(&Error{Msg: "broken gzip: " + err.Error(), Remedy: "fetch the file again"})
+	}
+	return fmt.Errorf("read %s line %d: %w", l.name, l.n, err)
 }
 
 // at completes an *Error with the file and the line.

@@ -1,12 +1,17 @@
 package trace
 
 import (
+	"bytes"
+	"compress/gzip"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -124,6 +129,43 @@ func TestBrokenGzip(t *testing.T) {
 				t.Errorf("error = %v", err)
 			}
 		})
+	}
+}
+
+// A stream that is cut or damaged behind its header is the file's fault, and
+// the sentence says so; a reader that fails keeps its own error.
+func TestGzipThatBreaksLater(t *testing.T) {
+	var z bytes.Buffer
+	w := gzip.NewWriter(&z)
+	if _, err := io.WriteString(w, sample(t, Weka)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole := z.String()
+	damaged := []byte(whole)
+	damaged[len(damaged)-6] ^= 0xff // the checksum
+	for name, in := range map[string]string{
+		"cut in the middle":    whole[:len(whole)/2],
+		"cut in the checksum":  whole[:len(whole)-3],
+		"a wrong checksum":     string(damaged),
+		"rubbish as its data":  whole[:10] + strings.Repeat("\xff", 40),
+		"a second broken part": whole + "\x1f\x8bAxxxxxxx",
+		"a header alone":       "\x1f\x8b\bA000000",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Decode(strings.NewReader(in), Options{Name: "f.gz"})
+			e, ok := errors.AsType[*Error](err)
+			if !ok || e.Line < 1 || !strings.HasPrefix(e.Msg, "broken gzip: ") || e.Remedy == "" {
+				t.Errorf("error = %v, want one that names the file, the line and the remedy", err)
+			}
+		})
+	}
+	own := errors.New("the disk is gone")
+	_, err := Decode(io.MultiReader(strings.NewReader(sample(t, Weka)), iotest.ErrReader(own)), Options{Name: "f"})
+	if _, ok := errors.AsType[*Error](err); ok || !errors.Is(err, own) {
+		t.Errorf("error = %v, want the reader's own", err)
 	}
 }
 
